@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,12 +71,15 @@ MACHINES: Final = (
 )
 
 
-def image(machine: Machine, folder: Path) -> Path:
-    """Its kernel. SetupError."""
+@cache
+def image(
+    sources: Sequence[str], oldest: tuple[int, int], before: tuple[int, int], newest: bool, architecture: str
+) -> Path:
+    """A kernel, which several machines may have. SetupError."""
+    folder = _FOLDER / architecture / f"kernel-{oldest[0]}.{oldest[1]}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    archive = stock_kernels.Archive(folder, machine.sources, machine.architecture)
-    return archive.kernel(machine.oldest, machine.before, newest=machine.newest)
+    return stock_kernels.Archive(folder, sources, architecture).kernel(oldest, before, newest=newest)
 
 
 _QEMU: Final[Mapping[str, tuple[Sequence[str], str]]] = {  # by architecture: the machine, and its console
@@ -102,7 +106,7 @@ def table(rows: Iterable[Mapping[str, Any]], only: Sequence[str]) -> Table:
     made = Table("kernel", "architecture", "cgroups", *shown, "minutes", title="what works where (² at the second try)")
     for one in rows:
         cells = [cell(one, feature) for feature in shown]
-        if "refusal" in one["says"]:
+        if "refusal" in one["properties"]:
             cells = [("refused" if one["ok"] else "NO"), *["–"] * (len(shown) - 1)]
         made.add_row(
             one["kernel"] or one["wanted"], one["architecture"], one["cgroups"], *cells, f"{one['seconds'] / 60:.1f}"
@@ -111,7 +115,7 @@ def table(rows: Iterable[Mapping[str, Any]], only: Sequence[str]) -> Table:
 
 
 def _print_details(one: Mapping[str, Any]) -> None:
-    if refusal := one["says"].get("refusal"):
+    if refusal := one["properties"].get("refusal"):
         print(f"   refused: {refusal}")
     for feature, result in one["features"].items():
         for number, (test, why) in enumerate(result["failed"].items()):
@@ -169,20 +173,22 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")
     failed = [one for one in rows if not one["ok"]]
-    print(f"kernels: {len(rows) - len(failed)} of {len(rows)} machines are well")
+    print(f"kernels: {len(rows) - len(failed)} of {len(rows)} machines passed")
     return 1 if failed else 0
 
 
 def _is_wanted(machine: Machine, options: argparse.Namespace) -> bool:
-    chosen = (options.kernels, machine.name), (options.cgroups, machine.cgroups)
-    return all(
-        not wanted or name in wanted for wanted, name in (*chosen, (options.architectures, machine.architecture))
+    chosen = (
+        (options.kernels, machine.name),
+        (options.cgroups, machine.cgroups),
+        (options.architectures, machine.architecture),
     )
+    return all(not wanted or name in wanted for wanted, name in chosen)
 
 
 def _tried(machine: Machine, features: Collection[str], system: Path, consoles: Path | None) -> dict[str, Any]:
     """One machine, from its boot to its end."""
-    kernel = image(machine, _FOLDER / "kernel")
+    kernel = image(machine.sources, machine.oldest, machine.before, machine.newest, machine.architecture)
     print(f"kernels: {kernel.name} with cgroups {machine.cgroups}", flush=True)
     began = time.monotonic()
     folder = consoles or _FOLDER / "consoles"
@@ -191,11 +197,10 @@ def _tried(machine: Machine, features: Collection[str], system: Path, consoles: 
     name = f"{machine.name}-{machine.cgroups}-{machine.architecture}.txt"
     console = boot(machine.architecture, kernel, system, words, folder / name)
     known = {"wanted": machine.name, "cgroups": machine.cgroups, "architecture": machine.architecture}
-    said = row(known, console)
-    said["seconds"] = round(time.monotonic() - began)
-    print(f"   {'well' if said['ok'] else 'NOT WELL'} after {said['seconds'] / 60:.1f} minutes", flush=True)
-    _print_details(said)
-    return said
+    found = {**row(known, console), "seconds": round(time.monotonic() - began)}
+    print(f"   {'passed' if found['ok'] else 'FAILED'} after {found['seconds'] / 60:.1f} minutes", flush=True)
+    _print_details(found)
+    return found
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 MARK: Final = "@@ "  # begins a line of a machine, which is a JSON object
@@ -100,40 +101,37 @@ def feature_of(test: str) -> str:
     return max(found)[1] if found else ""
 
 
-def lines(console: str) -> list[dict[str, Any]]:
-    """What the machine told, without what cannot be read: a line that the kernel wrote into."""
-    told = []
+def records(console: str) -> list[dict[str, Any]]:
+    """What the machine wrote for us, without what cannot be read: a line that the kernel wrote into."""
+    found = []
     for line in console.splitlines():
-        try:
-            told += [json.loads(line.removeprefix(MARK))] if line.startswith(MARK) else []
-        except ValueError:
-            continue
-    return told
+        with suppress(ValueError):
+            found += [json.loads(line.removeprefix(MARK))] if line.startswith(MARK) else []
+    return found
 
 
-def results(told: Iterable[Mapping[str, Any]]) -> dict[str, Result]:
+def results(written: Iterable[Mapping[str, Any]]) -> dict[str, Result]:
     """By feature, in their order. A test that failed and then passed is a second try."""
-    last: dict[str, list[Mapping[str, Any]]] = {}
-    for line in told:
-        if "test" in line and line["test"] != REFUSAL:
-            last.setdefault(line["test"], []).append(line)
-    found = {name: Result() for name in FEATURES if any(feature_of(test) == name for test in last)}
-    for test, tries in last.items():
-        if (result := found.get(feature_of(test))) is None:
-            continue
-        result.seconds = round(result.seconds + sum(line["seconds"] for line in tries), 1)
+    tests: dict[str, list[Mapping[str, Any]]] = {}
+    for record in written:
+        if "test" in record and feature_of(record["test"]):
+            tests.setdefault(record["test"], []).append(record)
+    found: dict[str, Result] = {}
+    for test, tries in tests.items():
+        result = found.setdefault(feature_of(test), Result())
+        result.seconds = round(result.seconds + sum(record["seconds"] for record in tries), 1)
         outcome, name = tries[-1]["outcome"], test.rpartition("::")[2]
         if outcome == "passed":
             result.passed += 1
             result.second_tries += len(tries) - 1
         else:
             (result.skipped if outcome == "skipped" else result.failed)[name] = tries[-1]["why"]
-    return found
+    return {name: found[name] for name in FEATURES if name in found}
 
 
-def says(told: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What its tests said of the kernel."""
-    return {name: value for line in told for name, value in line.get("says", {}).items()}
+def properties(written: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What its tests recorded of the kernel."""
+    return {name: value for record in written for name, value in record.get("properties", {}).items()}
 
 
 def complaints(console: str) -> list[str]:
@@ -143,44 +141,32 @@ def complaints(console: str) -> list[str]:
 
 def row(machine: Mapping[str, str], console: str) -> dict[str, Any]:
     """All that is known of one machine. `ok`: it ran to its end, all that was tried works, and its kernel is well."""
-    told = lines(console)
-    found, said = results(told), says(told)
-    refusal = [line for line in told if line.get("test") == REFUSAL]
-    ended = any("ends" in line for line in told)
-    works = all(line["outcome"] == "passed" for line in refusal) and all(result.ok for result in found.values())
+    written = records(console)
+    found, complained = results(written), complaints(console)
+    refusals = [record for record in written if record.get("test") == REFUSAL]
+    ended = any("ends" in record for record in written)
+    works = all(record["outcome"] == "passed" for record in refusals) and all(one.ok for one in found.values())
     return {
         **machine,
-        "kernel": next((line["begins"] for line in told if "begins" in line), ""),
-        "features": {
-            name: {
-                "ok": result.ok,
-                "passed": result.passed,
-                "second_tries": result.second_tries,
-                "skipped": result.skipped,
-                "failed": result.failed,
-                "seconds": result.seconds,
-            }
-            for name, result in found.items()
-        },
-        "says": said,
-        "complaints": complaints(console),
+        "kernel": next((record["begins"] for record in written if "begins" in record), ""),
+        "features": {name: {"ok": result.ok, **asdict(result)} for name, result in found.items()},
+        "properties": properties(written),
+        "complaints": complained,
         "ended": ended,
-        "ok": ended and works and bool(found or refusal) and not complaints(console),
+        "ok": ended and works and bool(found or refusals) and not complained,
     }
 
 
 def cell(row: Mapping[str, Any], feature: str) -> str:
     """Of a table: what a feature does there."""
-    result = row["features"].get(feature)
+    result, known = row["features"].get(feature), row["properties"]
     if result is None:
         return "–"
     if not result["ok"]:
         return "NO"
-    said = row["says"]
     words = {
-        "attach": said.get("links", "yes"),
-        "memory": "deny" if said.get("denies") else "hold",
-        "seccomp": "some die" if said.get("seccomp_dies") else "safe",
-        "freeze": said.get("freezer", "yes"),
+        "attach": known.get("links", "yes"),
+        "memory": "deny" if known.get("denies") else "hold",
+        "seccomp": "some die" if known.get("seccomp_dies") else "safe",
     }
     return str(words.get(feature, "yes")) + (" ²" if result["second_tries"] else "")

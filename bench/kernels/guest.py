@@ -25,12 +25,12 @@ _WORST: Final = {"failed": 3, "skipped": 2, "passed": 1}
 
 
 class Reporter:
-    """Tells of each test when it is over, of all its phases: the worst of them, and what it says of the kernel."""
+    """Writes a record of each test when it is over: the worst of its phases, and what it recorded of the kernel."""
 
     def __init__(self) -> None:
         self._outcome = "passed"
         self._reason = ""
-        self._says: dict[str, object] = {}
+        self._properties: dict[str, object] = {}
         self._began = 0.0
 
     def pytest_runtest_logstart(self) -> None:
@@ -38,17 +38,18 @@ class Reporter:
         self._begin()
 
     def _begin(self) -> None:
-        self._outcome, self._reason, self._says, self._began = "passed", "", {}, time.monotonic()
+        self._outcome, self._reason, self._properties, self._began = "passed", "", {}, time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One phase of it. The teardown is the last one of each try."""
         outcome = "failed" if str(report.outcome) == "rerun" else report.outcome
         if _WORST[outcome] > _WORST[self._outcome]:
             self._outcome, self._reason = outcome, _reason(report)
-        self._says |= dict(report.user_properties)
+        self._properties |= dict(report.user_properties)
         if report.when == "teardown":
             seconds = round(time.monotonic() - self._began, 1)
-            tell(test=report.nodeid, outcome=self._outcome, seconds=seconds, why=self._reason, says=self._says)
+            known = {"why": self._reason, "properties": self._properties}
+            emit(test=report.nodeid, outcome=self._outcome, seconds=seconds, **known)
             self._begin()
 
 
@@ -59,36 +60,36 @@ def _reason(report: pytest.TestReport) -> str:
     return "\n".join(str(report.longrepr).splitlines()[-12:])
 
 
-def tell(**what: Any) -> None:
+def emit(**what: Any) -> None:
     """A line that the host reads."""
     print(f"\n{MARK}{json.dumps(what)}", flush=True)
 
 
 def _refused() -> None:
-    """What a kernel that is too old is told."""
+    """What the agent prints on a kernel that is too old."""
     command = [sys.executable, "-m", "gpuwarden", "run"]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=False)
     lines = (done.stdout + done.stderr).strip().splitlines()
     clear = done.returncode != 0 and len(lines) == 1 and "kernel" in lines[0]
-    tell(
+    emit(
         test=REFUSAL,
         outcome="passed" if clear else "failed",
         seconds=round(time.monotonic() - began, 1),
         why="" if clear else f"exit code {done.returncode}",
-        says={"refusal": "\n".join(lines[-5:])},
+        properties={"refusal": "\n".join(lines[-5:])},
     )
 
 
 def _build() -> None:
-    """The simulated GPU and the test's own program, where the machine is of another architecture than its host."""
+    """The simulated GPU, where the machine is of another architecture than its host."""
     if not Path("sim/build/bin/gpusim").exists():
         subprocess.run(["make", "-C", "sim", "-j2", "CC=gcc"], check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> int:
     """Runs the tests of the features that the kernel's command line names."""
-    tell(begins=platform.release(), cpus=len(Path("/sys/devices/system/cpu/online").read_text().split(",")))
+    emit(begins=platform.release(), cpus=len(Path("/sys/devices/system/cpu/online").read_text().split(",")))
     if kernel_version(platform.release()) < OLDEST_KERNEL:
         _refused()
     else:
@@ -97,7 +98,7 @@ def main() -> int:
         checks = arguments(words["features"].split(","))
         options = ["-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "--reruns=1", "-q", "--no-summary"]
         pytest.main([*options, *checks], plugins=[Reporter()])
-    tell(ends=True)
+    emit(ends=True)
     return 0
 
 

@@ -20,8 +20,8 @@ _STOPS, _WAITS = FEATURES["gate"][0], f"{FEATURES['waits'][0]}::test_each_reques
 _BEGINS, _ENDS = {"begins": "6.1.0-1-cloud-amd64"}, {"ends": True}
 
 
-def told(test: str, outcome: str = "passed", **says: object) -> dict[str, Any]:
-    return {"test": test, "outcome": outcome, "seconds": 1.5, "why": "because", "says": says}
+def record(test: str, outcome: str = "passed", **properties: object) -> dict[str, Any]:
+    return {"test": test, "outcome": outcome, "seconds": 1.5, "why": "because", "properties": properties}
 
 
 def console(*lines: dict[str, Any] | str) -> str:
@@ -42,7 +42,7 @@ def test_a_test_belongs_to_the_feature_that_names_it_most_precisely() -> None:
 
 
 def test_a_machine_is_well_when_all_that_was_tried_works_and_it_ran_to_its_end() -> None:
-    lines = [_BEGINS, told(_STOPS), told(_WAITS), _ENDS]
+    lines = [_BEGINS, record(_STOPS), record(_WAITS), _ENDS]
     found = row(_MACHINE, console("booting", *lines, "[  9.1] reboot: Power down"))
     assert found["ok"]
     assert found["kernel"] == "6.1.0-1-cloud-amd64"
@@ -52,25 +52,25 @@ def test_a_machine_is_well_when_all_that_was_tried_works_and_it_ran_to_its_end()
 
 
 def test_a_test_that_passes_at_the_second_try_is_one_and_one_that_does_not_is_a_failure() -> None:
-    second = row(_MACHINE, console(_BEGINS, told(_STOPS, "failed"), told(_STOPS), _ENDS))
+    second = row(_MACHINE, console(_BEGINS, record(_STOPS, "failed"), record(_STOPS), _ENDS))
     assert second["ok"]
     assert cell(second, "gate") == "yes ²"
-    failed = row(_MACHINE, console(_BEGINS, told(_STOPS, "failed"), told(_STOPS, "failed"), told(_WAITS), _ENDS))
+    failed = row(_MACHINE, console(_BEGINS, record(_STOPS, "failed"), record(_STOPS, "failed"), record(_WAITS), _ENDS))
     assert not failed["ok"]
     assert failed["features"]["gate"]["failed"] == {_STOPS.rpartition("::")[2]: "because"}
     assert (cell(failed, "gate"), cell(failed, "waits")) == ("NO", "yes")
 
 
 def test_a_feature_all_of_whose_tests_were_skipped_does_not_work() -> None:
-    skipped = row(_MACHINE, console(_BEGINS, told(_STOPS, "skipped"), told(_WAITS), _ENDS))
+    skipped = row(_MACHINE, console(_BEGINS, record(_STOPS, "skipped"), record(_WAITS), _ENDS))
     assert not skipped["ok"]
     assert cell(skipped, "gate") == "NO"
 
 
 def test_what_tests_say_of_the_kernel_is_in_the_table() -> None:
     memory = FEATURES["memory"][0]
-    assert cell(row(_MACHINE, console(_BEGINS, told(memory, denies=True), _ENDS)), "memory") == "deny"
-    assert cell(row(_MACHINE, console(_BEGINS, told(memory, denies=False), _ENDS)), "memory") == "hold"
+    assert cell(row(_MACHINE, console(_BEGINS, record(memory, denies=True), _ENDS)), "memory") == "deny"
+    assert cell(row(_MACHINE, console(_BEGINS, record(memory, denies=False), _ENDS)), "memory") == "hold"
 
 
 @pytest.mark.parametrize(
@@ -82,24 +82,24 @@ def test_what_tests_say_of_the_kernel_is_in_the_table() -> None:
     ],
 )
 def test_a_kernel_that_complains_is_not_well_whatever_passed(complaint: str) -> None:
-    found = row(_MACHINE, console(_BEGINS, told(_STOPS), complaint, _ENDS))
+    found = row(_MACHINE, console(_BEGINS, record(_STOPS), complaint, _ENDS))
     assert not found["ok"]
     assert found["complaints"] == [complaint.partition("] ")[2]]
 
 
 def test_a_kernel_that_is_too_old_is_well_when_it_is_refused_in_one_clear_line() -> None:
-    assert row(_MACHINE, console(_BEGINS, told(REFUSAL, refusal="too old"), _ENDS))["ok"]
-    assert not row(_MACHINE, console(_BEGINS, told(REFUSAL, "failed"), _ENDS))["ok"]
+    assert row(_MACHINE, console(_BEGINS, record(REFUSAL, refusal="too old"), _ENDS))["ok"]
+    assert not row(_MACHINE, console(_BEGINS, record(REFUSAL, "failed"), _ENDS))["ok"]
 
 
 def test_a_line_that_the_kernel_wrote_into_is_left_out() -> None:
     broken = MARK + '{"test": "tests/ker[   9.1] random: crng init done'
-    assert row(_MACHINE, console(_BEGINS, broken, told(_STOPS), _ENDS))["ok"]
+    assert row(_MACHINE, console(_BEGINS, broken, record(_STOPS), _ENDS))["ok"]
 
 
-def test_of_each_try_of_a_test_the_worst_phase_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told_of: list[tuple[str, str]] = []
-    monkeypatch.setattr(guest, "tell", lambda **what: told_of.append((what["test"], what["outcome"])))
+def test_of_each_try_of_a_test_the_worst_phase_is_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[tuple[str, str]] = []
+    monkeypatch.setattr(guest, "emit", lambda **what: emitted.append((what["test"], what["outcome"])))
     reporter = guest.Reporter()
     phases = [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")]
     phases += [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
@@ -107,4 +107,4 @@ def test_of_each_try_of_a_test_the_worst_phase_is_told(monkeypatch: pytest.Monke
     for when, outcome in phases:
         report: Any = SimpleNamespace(nodeid="t", when=when, outcome=outcome, longrepr="", user_properties=[])
         reporter.pytest_runtest_logreport(report)
-    assert told_of == [("t", "failed"), ("t", "passed")]
+    assert emitted == [("t", "failed"), ("t", "passed")]
