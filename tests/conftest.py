@@ -97,6 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,  # @reproduce_failure, to be pasted above the test
     )
     settings.load_profile("here")
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # a child that a test forks would get threads of a server that lives
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # rich would colour what is no terminal
         os.environ.pop(name, None)
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -115,8 +115,10 @@ def test_endless_headers_are_cut_off(tmp_path: Path) -> None:
 def test_an_answer_that_drips_is_a_timeout(tmp_path: Path, response: bytes) -> None:
     over = threading.Event()
     with listening(tmp_path / "s", dripping(response, over)):
-        assert outcome_of("docker", tmp_path / "s") == {("docker", "timeout"): 1}
-        over.set()
+        try:
+            assert outcome_of("docker", tmp_path / "s") == {("docker", "timeout"): 1}
+        finally:
+            over.set()  # else its server's threads outlive the test
 
 
 def test_a_file_that_is_no_socket_is_not_asked(tmp_path: Path) -> None:
@@ -344,5 +346,7 @@ def test_a_cri_server_that_hangs_in_a_call_is_a_timeout(tmp_path: Path) -> None:
         return b""
 
     with serving(tmp_path / "s", {"/runtime.v1.RuntimeService/ListContainers": wait}):
-        assert outcome_of("cri", tmp_path / "s") == {("cri", "timeout"): 1}
-        over.set()
+        try:
+            assert outcome_of("cri", tmp_path / "s") == {("cri", "timeout"): 1}
+        finally:
+            over.set()  # else its server's threads outlive the test
