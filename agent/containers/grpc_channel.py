@@ -115,6 +115,7 @@ class _Code(IntEnum):
 
 _HEAD: Final = struct.Struct(">?I")  # before a message: whether it is compressed, and its length
 _CHUNK: Final = 1 << 16
+_GRACE_SECONDS: Final = 1.0
 _MOST_SHOWN: Final = 200  # characters of what a server says of its failure
 
 
@@ -184,10 +185,12 @@ class Channel:
             connection.close()
 
     def _parsed(self, reply: _Reply, answer: str) -> Any:
-        """The message of that name. UnansweredError, SourceError, DecodeError."""
+        """The message of that name. UnansweredError, TimeoutError, SourceError, DecodeError."""
         code = reply.code()
         if code in ("NOT_FOUND", "UNIMPLEMENTED"):
             raise UnansweredError(code, code)
+        if code == "DEADLINE_EXCEEDED":
+            raise TimeoutError
         if code != "OK":
             raise SourceError(f"{code}: {unquote(reply.headers.get('grpc-message', ''))[:_MOST_SHOWN]}")
         return message(answer).FromString(reply.message())
@@ -262,7 +265,8 @@ class _Connection:
             (":authority", "localhost"),  # Go's servers refuse a path
             ("te", "trailers"),
             ("content-type", "application/grpc"),
-            ("grpc-timeout", f"{max(1, round(_left_seconds(deadline_ns) * 1e3))}m"),
+            # Later than ours: a server that gives up first breaks off, which reads as an error.
+            ("grpc-timeout", f"{round((_left_seconds(deadline_ns) + _GRACE_SECONDS) * 1e3)}m"),
             *metadata,
         ]
         self._http.send_headers(stream, headers)

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -108,14 +109,22 @@ def ok(body: bytes) -> bytes:
 Methods = Mapping[str, Callable[[bytes], bytes]]
 
 
+def _answered(method: Callable[[bytes], bytes], request: bytes, context: grpc.ServicerContext) -> bytes:
+    try:
+        return method(request)
+    except TimeoutError:
+        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "")
+        raise
+
+
 @contextlib.contextmanager
 def serving(path: Path, methods: Methods) -> Iterator[None]:
-    """A real gRPC server of these methods ("/service/Method"), on bytes."""
+    """A real gRPC server of these methods ("/service/Method"), on bytes; TimeoutError ends a call by its deadline."""
 
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
             method = methods.get(details.method)
-            return grpc.unary_unary_rpc_method_handler(lambda request, _: method(request)) if method else None
+            return grpc.unary_unary_rpc_method_handler(partial(_answered, method)) if method else None
 
     server = grpc.server(ThreadPoolExecutor(4), handlers=[Handler()])
     server.add_insecure_port(f"unix:{path}")

@@ -350,3 +350,11 @@ def test_a_cri_server_that_hangs_in_a_call_is_a_timeout(tmp_path: Path) -> None:
             assert outcome_of("cri", tmp_path / "s") == {("cri", "timeout"): 1}
         finally:
             over.set()  # else its server's threads outlive the test
+
+
+def test_a_cri_server_that_gives_up_first_is_a_timeout(tmp_path: Path) -> None:
+    def give_up(_: bytes) -> bytes:
+        raise TimeoutError
+
+    with serving(tmp_path / "s", {"/runtime.v1.RuntimeService/ListContainers": give_up}):
+        assert outcome_of("cri", tmp_path / "s", LONG_NS) == {("cri", "timeout"): 1}
