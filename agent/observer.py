@@ -29,7 +29,7 @@ from agent.node import cgroups, preflight
 from agent.node.procfs import Procfs
 from agent.nvml.client import Nvml
 from agent.pipeline import Pipeline, SnapshotSources
-from agent.probes.discovery import ROUND_NS, ContentSearch, Discovery
+from agent.probes.discovery import FIRST_ROUND_NS, ROUND_NS, ContentSearch, Discovery
 from agent.probes.events import EventReader, FunctionNames
 from agent.probes.kept_state import KeptState
 from agent.probes.libcuda import LibcudaProbes
@@ -106,7 +106,7 @@ class Observer:
             stack.enter_context(self.losses.register("observer", lambda: self._lost(events)))
             if not self._discovery.attach_host(self._settings.libcuda):
                 _log.warning("no libcuda.so.1 on this node yet: containers' own are looked for; name it with --libcuda")
-            self._discovery.look()
+            self._discovery.look(monotonic_ns() + FIRST_ROUND_NS)
             self._tick(monotonic_ns())
             self._ticking = self.pipeline
             self._due_ns = monotonic_ns() + self._settings.interval_ns

@@ -48,6 +48,7 @@ _HOST_FOLDERS = (
 _TIDY_ROUNDS = 30
 _MOST_IDLE = 64  # copies that stay attached without a process that maps them: the next container may
 ROUND_NS = NS_PER_SECOND  # the tick waits for a round to end
+FIRST_ROUND_NS = 10 * NS_PER_SECOND  # and an agent that says that it is ready has looked at what ran before
 _MOST_OF_ONE = 8  # copies in one process: no program has more
 _LOOKS = 30  # rounds in which the maps of a process without libcuda are read again: frameworks load it late
 _MOST_CONTENTS: Final = 4096
