@@ -5,24 +5,40 @@
 #include "memory.bpf.h"
 #include "process.bpf.h"
 
-/* What is on top of this thread's stack of contexts. */
-static __always_inline struct current context_of(const struct thread *thread)
+/* What is on top of a stack of contexts. */
+static __always_inline struct current top_of(const struct context_stack *stack)
 {
 	struct current unknown = {.device = DEVICE_UNKNOWN};
 
-	if (!thread || thread->contexts.depth == 0 || thread->contexts.depth > CONTEXT_DEPTH)
+	if (!stack || stack->depth == 0 || stack->depth > CONTEXT_DEPTH)
 		return unknown;
-	return thread->contexts.entries[(thread->contexts.depth - 1) & (CONTEXT_DEPTH - 1)];
+	return stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
 }
 
 static __always_inline struct current current_context(void)
 {
-	return context_of(this_thread());
+	return top_of(this_stack());
 }
 
 static __always_inline __u32 current_device(void)
 {
 	return current_context().device;
+}
+
+/* The same, at less cost. */
+static __always_inline __u32 device_of(const struct thread *thread)
+{
+	return thread && thread->device ? thread->device - 1 : current_device();
+}
+
+/* This thread's stack is another one. */
+static __always_inline void note_device(const struct context_stack *stack)
+{
+	struct thread *thread = own_thread();
+	__u32 device = top_of(stack).device;
+
+	if (thread)
+		thread->device = device == DEVICE_UNKNOWN ? 0 : device + 1;
 }
 
 static __always_inline struct context *find_context(const struct process_id *id, __u64 handle)
@@ -42,27 +58,28 @@ static __always_inline void put_context(const struct process_id *id, __u64 handl
 static __always_inline void push_context(const struct process_id *id, __u64 handle)
 {
 	struct context *context = find_context(id, handle);
-	struct thread *thread = own_thread();
-	struct context_stack *stack;
+	struct context_stack *stack = own_stack();
 	struct current *entry;
 
-	if (!thread)
+	if (!stack)
 		return;
-	stack = &thread->contexts;
 	stack->depth++;
-	if (stack->depth > CONTEXT_DEPTH)
-		return;
-	entry = &stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
-	entry->context = context && context->primary ? context->primary : handle;
-	entry->device = context ? context->device : DEVICE_UNKNOWN;
+	if (stack->depth <= CONTEXT_DEPTH) {
+		entry = &stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
+		entry->context = context && context->primary ? context->primary : handle;
+		entry->device = context ? context->device : DEVICE_UNKNOWN;
+	}
+	note_device(stack);
 }
 
 static __always_inline void pop_context(void)
 {
-	struct thread *thread = this_thread();
+	struct context_stack *stack = this_stack();
 
-	if (thread && thread->contexts.depth > 0)
-		thread->contexts.depth--;
+	if (!stack || stack->depth == 0)
+		return;
+	stack->depth--;
+	note_device(stack);
 }
 
 /* A context is made, and becomes current. */
@@ -242,7 +259,8 @@ PROBE("uprobe", context_enter)
 	struct call call = {
 		.a = arguments.first, .b = device_argument(COOKIE_SHAPE(cookie), &arguments), .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
+	find_process(&id, cookie);
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	keep_call(CALL_CONTEXT, &call);
 	return 0;

@@ -396,9 +396,9 @@ PROBE("uprobe", copy_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
-	struct process *process = find_process(&id, cookie);
 
-	if (!is_duplicate(ctx, cookie, &id, process))
+	find_process(&id, cookie);
+	if (!is_duplicate(ctx, cookie))
 		enter_copy(ctx, cookie, &id, stream_of(ctx, cookie), 0);
 	return 0;
 }
@@ -415,12 +415,12 @@ PROBE("uprobe", prefetches_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
-	struct process *process = find_process(&id, cookie);
 	struct arguments arguments = read_arguments(ctx);
 	struct prefetches list = {arguments.second, arguments.third, arguments.fourth,
 				  arguments.fifth,  ARGUMENT_6(ctx), stream_of(ctx, cookie)};
 
-	if (!is_duplicate(ctx, cookie, &id, process))
+	find_process(&id, cookie);
+	if (!is_duplicate(ctx, cookie))
 		count_prefetches(&list);
 	return 0;
 }
@@ -433,7 +433,7 @@ PROBE("uprobe", copy_wait_enter)
 	struct process *process = find_process(&id, cookie);
 	__u64 stream = stream_of(ctx, cookie);
 
-	if (is_duplicate(ctx, cookie, &id, process))
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	enter_copy(ctx, cookie, &id, stream, COPY_BLOCKS);
 	if (process)

@@ -26,7 +26,7 @@ static __always_inline void end_lease(struct control *control, const struct proc
 /* It may die inside a call that never returns. */
 static __always_inline void forget_thread(__u64 tid)
 {
-	bpf_map_delete_elem(&threads, &tid);
+	bpf_map_delete_elem(&context_stacks, &tid);
 	bpf_map_delete_elem(&freeings, &tid);
 	settle_charge(tid);
 #pragma unroll
@@ -38,9 +38,9 @@ static __always_inline void forget_thread(__u64 tid)
 }
 
 /* The thread's part in what gates count ends with it. */
-static __always_inline void leave_gates(struct process *process, __u64 tid)
+static __always_inline void leave_gates(struct process *process)
 {
-	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	struct thread *thread = this_thread();
 
 	if (!thread)
 		return;
@@ -85,9 +85,9 @@ int process_exit(void *ctx)
 	if (is_last_thread())
 		bpf_map_delete_elem(&payers, &id);
 	process = bpf_map_lookup_elem(&processes, &id);
-	leave_gates(process, tid);
+	leave_gates(process);
 	settle_charge(tid);
-	if (!process && !this_thread())
+	if (!process && !this_stack())
 		return 0; /* as nearly every thread of the node */
 	forget_thread(tid);
 	if (process && is_last_thread()) { /* threads that die at once may each be: who deletes it speaks for all */
@@ -168,7 +168,7 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 
 	if (!process)
 		return 0;
-	leave_gates(process, before);
+	leave_gates(process);
 	close_all_gates(process, bpf_ktime_get_ns());
 	abandon_request(process);
 	remove_allocations(&id);
@@ -183,6 +183,7 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	bpf_for_each_map_elem(&graph_memories, forget_graph_memory, &id, 0);
 	bpf_for_each_map_elem(&captures, forget_handle, &id, 0);
 	forget_thread(tid);
+	bpf_task_storage_delete(&threads, bpf_get_current_task_btf());
 	bpf_map_delete_elem(&processes, &id);
 	if (take_credit(LOST_EVENT))
 		post_event(EVENT_PROCESS_EXEC, 0, &id);

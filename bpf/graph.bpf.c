@@ -284,7 +284,8 @@ PROBE("uprobe", graph_enter)
 	__u64 sixth = ARGUMENT_6(ctx);
 	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
+	find_process(&id, cookie);
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	if (COOKIE_SHAPE(cookie) == GRAPH_DESTROY) {
 		release_graph_memory(&id, call.a);

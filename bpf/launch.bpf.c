@@ -49,20 +49,22 @@ static __always_inline void read_config(struct grid *grid, __u64 address)
 static __always_inline void read_grid(struct pt_regs *ctx, __u64 cookie, struct grid *grid)
 {
 	struct arguments arguments = read_arguments(ctx);
+	struct last_arguments last;
 
 	grid->function = arguments.first;
 	grid->kernels = 1;
-	grid->stream = stream_of(ctx, cookie);
 	switch (COOKIE_SHAPE(cookie)) {
 	case LAUNCH_ARGUMENTS:
+		last = read_last_arguments(ctx);
 		grid->blocks = grid_blocks(arguments.second, arguments.third, arguments.fourth);
-		grid->threads_per_block = (__u32)arguments.fifth * (__u32)ARGUMENT_6(ctx) * (__u32)ARGUMENT_7(ctx);
-		break;
+		grid->threads_per_block = (__u32)arguments.fifth * (__u32)ARGUMENT_6(ctx) * (__u32)last.seventh;
+		grid->stream = stream_named(last.ninth, cookie);
+		return;
 	case LAUNCH_CONFIG:
 		grid->function = arguments.second;
 		read_config(grid, arguments.first);
 		grid->stream = stream_named(grid->stream, cookie);
-		break;
+		return;
 	case LAUNCH_LEGACY_1: /* its block was set beforehand: threads_per_block stays unknown */
 		grid->blocks = 1;
 		break;
@@ -70,6 +72,7 @@ static __always_inline void read_grid(struct pt_regs *ctx, __u64 cookie, struct 
 		grid->blocks = grid_blocks(arguments.second, arguments.third, 1);
 		break;
 	}
+	grid->stream = stream_of(ctx, cookie);
 }
 
 static __always_inline void count_launch(const struct process_id *id, __u32 device, const struct grid *grid, __u64 now)
@@ -145,7 +148,7 @@ static __always_inline __u32 enter_launch(const struct process_id *id, struct pr
 	__u32 slot;
 
 	count_launch(id, device, grid, now);
-	rule = rule_of(id, process, &payer, now);
+	rule = rule_of(id, process, thread, &payer, now);
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
 	if (rule && slot == SLOT_NONE && device == DEVICE_UNKNOWN && rule->role == ROLE_OFFLINE)
 		slot = busy_slot(rule, now);
@@ -166,19 +169,18 @@ PROBE("uprobe", launch_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 shape = COOKIE_SHAPE(cookie);
-	struct process_id id = this_process();
+	struct thread *thread = own_thread();
+	struct process_id id = process_of(thread);
 	struct process *process = find_process(&id, cookie);
 	struct grid grid = {};
-	struct thread *thread;
 	__u32 device, begun;
 
-	if (is_duplicate(ctx, cookie, &id, process))
+	if (is_duplicate_of(thread, ctx, cookie))
 		return 0;
 	read_grid(ctx, cookie, &grid);
 	if (process && capture_launch(&id, process, shape, &grid))
 		return 0;
-	thread = own_thread();
-	device = context_of(thread).device;
+	device = device_of(thread);
 	if (shape != LAUNCH_GRAPH)
 		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
 	else if (replay_graph(&grid, device))
@@ -212,14 +214,12 @@ PROBE("uprobe", launch_many_enter)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
-	struct process *process = find_process(&id, cookie);
 	__u32 count = arguments.second, device, begun = 0;
-	struct thread *thread;
 
-	if (is_duplicate(ctx, cookie, &id, process))
+	find_process(&id, cookie);
+	if (is_duplicate(ctx, cookie))
 		return 0;
-	thread = own_thread();
-	device = count == 1 ? context_of(thread).device : DEVICE_UNKNOWN;
+	device = count == 1 ? current_device() : DEVICE_UNKNOWN;
 	for (__u32 i = 0; i < MOST_OF_MANY && i < count; i++)
 		begun = enter_one_launch(arguments.first + i * sizeof(struct launch_parameters), device) ?: begun;
 	if (begun)

@@ -80,7 +80,8 @@ PROBE("uprobe", mapping_enter)
 			    .d = bpf_ktime_get_ns(),
 			    .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
+	find_process(&id, cookie);
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	keep_call(CALL_MAPPING, &call);
 	return 0;

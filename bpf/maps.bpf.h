@@ -109,8 +109,21 @@ struct process {
 	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */
 };
 
-/* One thread: its own request, and its stack of contexts. */
+/* The last call of a thread that was counted, and the library whose probe fired for it a second time. */
+struct last_entry {
+	__u64 address, stack;
+	__u32 symbol, library, second;
+};
+
+/* One thread: what it is, and its own request. */
 struct thread {
+	struct process_id process; /* tgid 0: not looked up yet */
+	struct last_entry last;
+	__u32 device; /* 1 + that of the context on top of its stack; 0: look there */
+	struct rule rule; /* as it was … */
+	__u64 rule_ns; /* … then … */
+	__u64 rules; /* … under this number of struct control */
+	__u32 has_rule;
 	__u64 start_ns;
 	__u64 wait_ns; /* entry of the wait it is in; 0: in none */
 	__u64 wait_busy_mark_ns;
@@ -123,7 +136,6 @@ struct thread {
 	struct awaited awaited; /* by the wait that it is in, or the latest query */
 	struct queued_streams streams; /* of its request */
 	__u64 stopped_ns; /* at_ns of the stop that its latest launch ran into; 0: it did not */
-	struct context_stack contexts;
 };
 
 /* A call between its entry and its return. */
@@ -160,26 +172,20 @@ struct freeing {
 	__u64 is_shared; /* other handles or mappings keep it: nothing was taken out */
 };
 
-/* The last call of a thread that was counted, and the library whose probe fired for it a second time. */
-struct last_entry {
-	__u64 address, stack;
-	__u32 symbol, library, second;
-};
-
 BOUNDED_HASH(processes, struct process_id, struct process, 16384);
-BOUNDED_HASH(threads, __u64, struct thread, 16384);
-BOUNDED_HASH(freeings, __u64, struct freeing, 16384);
-BOUNDED_HASH(calls, struct call_key, struct call, 65536); /* four for each of `threads` */
-BOUNDED_HASH(tenants, __u64, struct tenant, 512);
-BOUNDED_HASH(tenant_losses, __u64, struct tenant_loss, 512);
-BOUNDED_HASH(tenant_of, struct process_id, __u64, 16384);
 /* With the task, so that no thread can take the place of another's; only uprobes touch it, and these may allocate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct last_entry);
-} last_entries SEC(".maps");
+	__type(value, struct thread);
+} threads SEC(".maps");
+BOUNDED_HASH(context_stacks, __u64, struct context_stack, 16384); /* by thread */
+BOUNDED_HASH(freeings, __u64, struct freeing, 16384);
+BOUNDED_HASH(calls, struct call_key, struct call, 65536); /* four for each of `context_stacks` */
+BOUNDED_HASH(tenants, __u64, struct tenant, 512);
+BOUNDED_HASH(tenant_losses, __u64, struct tenant_loss, 512);
+BOUNDED_HASH(tenant_of, struct process_id, __u64, 16384);
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
 BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
 BOUNDED_HASH(memory, struct memory_key, struct memory_value, 8192);
@@ -209,7 +215,7 @@ BOUNDED_HASH(holding, struct process_id, __u64, 4096); /* records of held alloca
 BOUNDED_HASH(memory_rules, struct process_id, struct memory_rule, 4096);
 BOUNDED_HASH(quotas, struct quota_key, struct quota, 1024);
 BOUNDED_HASH(quota_uses, struct quota_key, struct quota_use, 4096);
-BOUNDED_HASH(charges, __u64, struct charge, 16384); /* by thread, of those in `threads` */
+BOUNDED_HASH(charges, __u64, struct charge, 16384); /* by thread, of those in `context_stacks` */
 BOUNDED_HASH(returns, __u64, __s64, 65536); /* cookie → from the function to a return instruction, in bytes */
 /* Library → the file that it is in, as the kernel's inode; 0: not known yet, or not known from here. */
 struct {
@@ -270,7 +276,7 @@ struct blank {
 	struct latency latency;
 	struct deliveries deliveries;
 	struct process process;
-	struct thread thread;
+	struct context_stack context_stack;
 	struct pace pace;
 	struct pause pause;
 	struct periodic periodic;
@@ -336,17 +342,37 @@ static __always_inline __u64 stack_argument(struct pt_regs *ctx, __u32 offset)
 #define ARGUMENT_9(ctx) stack_argument(ctx, 0)
 #endif
 
+/* The seventh to the ninth, in one read where they are on the stack. */
+struct last_arguments {
+	__u64 seventh, eighth, ninth;
+};
+
+static __always_inline struct last_arguments read_last_arguments(struct pt_regs *ctx)
+{
+	struct last_arguments last = {};
+
+#if defined(__TARGET_ARCH_x86)
+	if (bpf_probe_read_user(&last, sizeof(last), (void *)(PT_REGS_SP(ctx) + 8)))
+		count_lost(LOST_USER_READ);
+#else
+	last.seventh = ARGUMENT_7(ctx);
+	last.eighth = ARGUMENT_8(ctx);
+	last.ninth = ARGUMENT_9(ctx);
+#endif
+	return last;
+}
+
 __noinline int take_credit(__u32 reason); /* tenant.bpf.h */
 __noinline int give_credit(__u32 reason);
 
-static __always_inline struct thread *own_thread(void);
+static __always_inline struct context_stack *own_stack(void);
 
 /* Remembers a call's arguments until its return. */
 static __always_inline void keep_call(__u32 role, const struct call *call)
 {
 	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = role};
 
-	if (!own_thread() || bpf_map_update_elem(&calls, &key, call, BPF_ANY))
+	if (!own_stack() || bpf_map_update_elem(&calls, &key, call, BPF_ANY))
 		count_lost(LOST_CALL);
 }
 
@@ -387,6 +413,33 @@ static __always_inline struct process_id this_process(void)
 		.start_ticks = task->group_leader->start_boottime / NS_PER_TICK,
 	};
 	return id;
+}
+
+/* What is known of this thread, or NULL. */
+static __always_inline struct thread *this_thread(void)
+{
+	return bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
+}
+
+/* The same, known from now on; NULL: the kernel has no memory for it. */
+static __always_inline struct thread *own_thread(void)
+{
+	struct thread *thread =
+		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!thread)
+		count_lost(LOST_THREAD);
+	return thread;
+}
+
+/* Of the thread that runs. It stays the same for the thread's life, also over an exec. */
+static __always_inline struct process_id process_of(struct thread *thread)
+{
+	if (!thread)
+		return this_process();
+	if (!thread->process.tgid)
+		thread->process = this_process();
+	return thread->process;
 }
 
 /* The entry of `map` at `key`, created as `initial` if there is none; NULL and one lost when the map is full. */
@@ -478,18 +531,15 @@ static __always_inline int is_same_file(__u32 one, __u64 file)
  * instruction and stack pointer, the same file, and another library. A library that fires again without the first one
  * between is alone there: it was mapped over the other one.
  */
-static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
-					struct process *process)
+static __always_inline int is_duplicate_of(struct thread *thread, struct pt_regs *ctx, __u64 cookie)
 {
-	struct last_entry *last =
-		bpf_task_storage_get(&last_entries, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct last_entry *last = thread ? &thread->last : NULL;
 	__u64 address = PT_REGS_IP(ctx); /* not bpf_get_func_ip(): 0 for single uprobes before Linux 6.6 */
 	__u64 stack = PT_REGS_SP(ctx);
 	__u32 library = COOKIE_LIBRARY(cookie), symbol = COOKIE_SYMBOL(cookie);
 	__u64 file = file_of(library, address);
 
 	if (!last) {
-		count_lost(LOST_THREAD);
 	} else if (last->address == address && last->stack == stack && last->symbol == symbol &&
 		   last->library != library && last->second != library && is_same_file(last->library, file)) {
 		last->second = library;
@@ -502,22 +552,27 @@ static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const
 	return 0;
 }
 
-/* What is known of this thread, or NULL. */
-static __always_inline struct thread *this_thread(void)
+static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
+{
+	return is_duplicate_of(own_thread(), ctx, cookie);
+}
+
+/* Its stack of contexts, or NULL. */
+static __always_inline struct context_stack *this_stack(void)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
 
-	return bpf_map_lookup_elem(&threads, &tid);
+	return bpf_map_lookup_elem(&context_stacks, &tid);
 }
 
 /* The same, known from now on; NULL when there is no room. */
-static __always_inline struct thread *own_thread(void)
+static __always_inline struct context_stack *own_stack(void)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
 	__u32 zero = 0;
 	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
 
-	return blank ? find_or_add(&threads, &tid, &blank->thread, LOST_THREAD) : NULL;
+	return blank ? find_or_add(&context_stacks, &tid, &blank->context_stack, LOST_THREAD) : NULL;
 }
 
 static __always_inline void post_event(__u32 kind, __u32 library, const struct process_id *process)

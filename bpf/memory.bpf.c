@@ -180,7 +180,8 @@ static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
 	__s64 *ret;
 
-	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
+	find_process(&id, cookie);
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
 	call.stream = stream_of(ctx, cookie);
@@ -292,7 +293,7 @@ PROBE("uprobe", memory_free_enter)
 	struct freeing freeing = {};
 	struct graph *capture;
 
-	if (is_duplicate(ctx, cookie, &key.process, process))
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	capture =
 		MEMORY_KIND(detail) == MEMORY_POOL ? find_capture(&key.process, process, stream_of(ctx, cookie)) : NULL;

@@ -99,7 +99,8 @@ PROBE("uprobe", node_enter)
 	struct arguments arguments = read_arguments(ctx);
 	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
+	find_process(&id, cookie);
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	switch (COOKIE_SHAPE(cookie)) {
 	case NODE_DESTROY:

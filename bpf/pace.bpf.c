@@ -425,11 +425,33 @@ static __always_inline struct rule *inherited_rule(const struct process_id *id, 
 	return less(now, found->seen_ns) < INHERITED_NS ? &found->rule : NULL;
 }
 
+/* The process's own rule, which the thread keeps until it has changed. For so long at most, whatever is not said. */
+#define RULE_KEPT_NS 1000000000ull
+
+static __always_inline struct rule *own_rule(const struct process_id *id, struct thread *thread, __u64 now)
+{
+	struct control *control = get_control();
+	__u64 number = control ? control->rules : 0;
+	struct rule *rule;
+
+	if (!thread || !number)
+		return bpf_map_lookup_elem(&rules, id);
+	if (thread->rules != number || now - thread->rule_ns > RULE_KEPT_NS) {
+		rule = bpf_map_lookup_elem(&rules, id);
+		thread->has_rule = rule != NULL;
+		if (rule)
+			thread->rule = *rule;
+		thread->rule_ns = now;
+		thread->rules = number;
+	}
+	return thread->has_rule ? &thread->rule : NULL;
+}
+
 /* The rule of the process that runs, and who pays by it. */
 static __always_inline struct rule *rule_of(const struct process_id *id, const struct process *process,
-					    struct process_id *payer, __u64 now)
+					    struct thread *thread, struct process_id *payer, __u64 now)
 {
-	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+	struct rule *rule = own_rule(id, thread, now);
 
 	/* Of a process that has no place among its tenant's it is not known whether it has a payer. */
 	if (!rule && (!process || process->inherits))
@@ -464,7 +486,7 @@ static __always_inline void inherit_rule(const struct process_id *parent, const 
 static __always_inline void pace_launch(const struct process_id *payer, struct process *process, struct thread *thread,
 					const struct rule *rule, __u32 slot, __u64 blocks, __u64 now)
 {
-	struct process_id self = this_process(), *id = &self;
+	struct process_id self = process_of(thread), *id = &self;
 	struct pace *pace = own_pace(payer);
 	struct gate *gate = gate_of(slot);
 	__u64 estimate = estimate_of(rule, blocks), busy = gate ? busy_total(gate, now) : 0, queued;

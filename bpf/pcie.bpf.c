@@ -279,7 +279,7 @@ __noinline int pace_copy(const struct sized_copy *copy, __u64 stream, __u32 how)
 	struct process_id id = this_process(), payer = id;
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 	__u64 now = bpf_ktime_get_ns(), ns;
-	struct rule *rule = rule_of(&id, process, &payer, now);
+	struct rule *rule = rule_of(&id, process, this_thread(), &payer, now);
 	struct link *link;
 	__u32 direction, slot, index;
 

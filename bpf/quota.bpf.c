@@ -206,7 +206,7 @@ static __always_inline enum verdict judge_allocation(const struct process_id *id
 		return VERDICT_PASS;
 	charge.takes_room = could_fit(charge.group, slot, bytes);
 	/* Of a thread that has no place nothing could be charged: beyond what there is for its tenant, it gets no memory. */
-	if (!bpf_map_lookup_elem(&threads, &tid) || bpf_map_update_elem(&charges, &tid, &charge, BPF_ANY)) {
+	if (!this_stack() || bpf_map_update_elem(&charges, &tid, &charge, BPF_ANY)) {
 		count_lost(LOST_QUOTA);
 		return can_deny && (rule->flags & QUOTA_DENY) && may_stop(now) ? VERDICT_DENY : VERDICT_PASS;
 	}

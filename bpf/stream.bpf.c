@@ -71,7 +71,7 @@ PROBE("uprobe", stream_enter)
 	struct call call = {.a = arguments.first, .b = stream_of(ctx, cookie), .cookie = cookie};
 	__u32 shape = COOKIE_SHAPE(cookie);
 
-	if (is_duplicate(ctx, cookie, &id, process))
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	if (shape == STREAM_DESTROY) {
 		forget_stream(&id, process, call.b);

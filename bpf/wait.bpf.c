@@ -232,7 +232,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	__u64 now = bpf_ktime_get_ns();
 	struct thread *thread = own_thread();
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
-	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+	struct rule *rule = own_rule(id, thread, now);
 	__u64 busy = busy_total_of(process->slot, now), backlog;
 
 	if (!thread)
@@ -268,9 +268,9 @@ static __always_inline __u32 end_own(struct process *process, struct thread *thr
  * launches the backward pass, never waits, so its request stays open while the main thread's come and go.
  */
 static __always_inline void end_requests(const struct process_id *id, struct process *process, struct thread *thread,
-					 const struct rule *rule)
+					 const struct rule *rule, __u64 now)
 {
-	__u64 now = bpf_ktime_get_ns(), start_ns = thread->start_ns;
+	__u64 start_ns = thread->start_ns;
 	int all = drain(thread->awaited.stream, thread->awaited.until_ns, 1);
 	int own = drain(thread->awaited.stream, thread->awaited.until_ns, 0);
 	int is_open = thread->open && thread->epoch == epoch_of(process);
@@ -302,7 +302,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 static __always_inline void end_wait(const struct process_id *id, struct process *process, int succeeded)
 {
 	struct thread *thread = this_thread();
-	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+	__u64 now = bpf_ktime_get_ns();
 
 	if (!thread || !thread->wait_ns)
 		return;
@@ -310,7 +310,7 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 	if (succeeded && process->copied)
 		end_online_copies(id, process, &thread->awaited);
 	if (succeeded && open_of(process))
-		end_requests(id, process, thread, rule);
+		end_requests(id, process, thread, own_rule(id, thread, now), now);
 	thread->wait_ns = 0;
 	thread->spins = 0;
 }
@@ -340,7 +340,7 @@ PROBE("uprobe", wait_enter)
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 	struct awaited awaited = {};
 
-	if (is_duplicate(ctx, cookie, &id, process))
+	if (is_duplicate(ctx, cookie))
 		return 0;
 	awaited_by(ctx, cookie, &id, &awaited);
 	if (process)
@@ -371,7 +371,7 @@ PROBE("uprobe", query_enter)
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 	struct thread *thread;
 
-	if (is_duplicate(ctx, cookie, &id, process) || !process || !open_of(process))
+	if (is_duplicate(ctx, cookie) || !process || !open_of(process))
 		return 0;
 	thread = own_thread();
 	if (thread)

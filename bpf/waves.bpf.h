@@ -24,7 +24,7 @@ static __always_inline struct waves waves_of(__u64 blocks, __u32 threads_per_blo
 	per_sm = THREADS_PER_SM / threads_per_block;
 	per_sm = per_sm < 1 ? 1 : per_sm > BLOCKS_PER_SM ? BLOCKS_PER_SM : per_sm;
 	in_wave = sms * per_sm;
-	waves.count = blocks / in_wave;
+	waves.count = blocks < in_wave ? 0 : blocks / in_wave; /* a division takes as long as all the rest */
 	rest = blocks - waves.count * in_wave;
 	waves.sms = waves.count * sms;
 	if (rest) {

@@ -129,9 +129,10 @@ class EnforcementService:
         supervisor = Supervisor(observer.probes, self._settings.ledger_path, self._policy.tuning, (lock.fd,))
         stack.callback(supervisor.stop)  # also of a guardian that was started before `start` failed
         supervisor.start()
+        pace = Pace(observer.probes.map("rules"), observer.probes.map("controls").share(1)[0])
         return Actuation(
             supervisor=supervisor,
-            launch_rules=LaunchRules(Pace(observer.probes.map("rules")), ledger, observer.proc),
+            launch_rules=LaunchRules(pace, ledger, observer.proc),
             links=Links(observer.probes.map("links").share(abi.LINKS)),
             quotas=MemoryQuotas(observer.probes.map, ledger, observer.proc),
             executor=RungExecutor(rungs.table, ledger),

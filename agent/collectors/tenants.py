@@ -60,7 +60,7 @@ BUDGETS: Final = (
     Budget("launch_function", (Kept("launches", "launch_value"),), 24),
     Budget("launch", (Kept("other_launches", "launch_value"),), 24),
     Budget("process", (Kept("tenant_of"),), 8),
-    Budget("thread", (Kept("threads", "thread"),), 8, _TGID_HIGH),
+    Budget("thread", (Kept("context_stacks", "context_stack"),), 8, _TGID_HIGH),
     Budget("memory", (Kept("memory", "memory_value"),)),
     Budget("allocation", (Kept("allocations", "allocation"),), 24),
     Budget("mapping", (Kept("mappings", "mapping"),)),

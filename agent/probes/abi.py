@@ -356,6 +356,7 @@ class Control(c.Structure):
         ("lease_until_ns", U64),
         ("hold_ns", U64),
         ("heartbeat_ns", U64),
+        ("rules", U64),
         ("wakes_lost", U64),
         ("agent_tgid", U32),
         ("guardian_tgid", U32),

@@ -37,16 +37,14 @@ Names = Mapping[ProcessId, Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A map: the structs of its keys and values ("": a u64), and those within them. `part`: the field that is kept of
-    a value, where the rest is of the moment."""
+    """A map: the structs of its keys and values ("": a u64), and those within them."""
 
     key: str
     value: str
     inside: tuple[str, ...] = ()
-    part: str = ""
 
 
-_THREADS: Final = "threads"
+_STACKS: Final = "context_stacks"  # by thread
 _KINDS: Final[Mapping[str, _Kind]] = {
     "tenant_of": _Kind("process_id", ""),
     "contexts": _Kind("context_key", "context"),
@@ -56,7 +54,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "nodes": _Kind("node_key", "node", ("work",)),
     "graph_memories": _Kind("graph_key", "graph_memory"),
     "non_blocking": _Kind("graph_key", "non_blocking"),
-    _THREADS: _Kind("", "thread", ("context_stack", "current"), "contexts"),
+    _STACKS: _Kind("", "context_stack", ("current",)),
 }
 
 
@@ -68,26 +66,20 @@ class _KeptMap:
             c.c_uint8 * (abi.size_of(bpf, struct) if struct else 8) for struct in (kind.key, kind.value)
         )
         self._map: Map = bpf.map(name, self._key, self._value)
-        self._kept = slice(0, c.sizeof(self._value))
-        if kind.part:
-            begin = abi.offset_of(bpf, kind.value, kind.part)
-            self._kept = slice(begin, begin + abi.size_of(bpf, kind.inside[0]))
-        structs = {kind.key, *kind.inside, *(() if kind.part else (kind.value,))} - {""}
+        structs = {kind.key, kind.value, *kind.inside} - {""}
         self.layout = {struct: abi.layout_of(bpf, struct) for struct in sorted(structs)}
 
     def read(self) -> Iterator[tuple[bytes, bytes]]:
-        """Key, and what is kept of the value."""
+        """Key and value."""
         for key, value in self._map.items():
-            yield bytes(key), bytes(value)[self._kept]
+            yield bytes(key), bytes(value)
 
-    def put(self, key: bytes, kept: bytes) -> bool:
+    def put(self, key: bytes, value: bytes) -> bool:
         """False when there is no room. ValueError: of another size."""
-        value = bytearray(c.sizeof(self._value))
-        if (len(key), len(kept)) != (c.sizeof(self._key), len(value[self._kept])):
-            raise ValueError(f"an entry of {len(key)} and {len(kept)} bytes")
-        value[self._kept] = kept
+        if (len(key), len(value)) != (c.sizeof(self._key), c.sizeof(self._value)):
+            raise ValueError(f"an entry of {len(key)} and {len(value)} bytes")
         try:
-            self._map.put(self._key.from_buffer_copy(key), self._value.from_buffer(value))
+            self._map.put(self._key.from_buffer_copy(key), self._value.from_buffer_copy(value))
         except OSError:
             return False
         return True
@@ -147,7 +139,7 @@ class KeptState:
                 _log.warning("%s of running processes are not known: another version wrote %s", name, self._path)
                 continue
             for key, value in ((bytes.fromhex(key), bytes.fromhex(value)) for key, value in found["entries"]):
-                if name == _THREADS:
+                if name == _STACKS:
                     wanted = _tgid(name, key) in tgids and self._is_thread(key, document["at_ticks"])
                 else:
                     wanted = abi.ProcessKey.from_buffer_copy(key).id() in alive
@@ -167,7 +159,7 @@ class KeptState:
 
     def _is_thread(self, key: bytes, at_ticks: int) -> bool:
         """Whether a thread of the process that has the number now had it then."""
-        threads = Procfs(f"{self._proc.root}/{_tgid(_THREADS, key)}/task")
+        threads = Procfs(f"{self._proc.root}/{_tgid(_STACKS, key)}/task")
         try:
             return threads.stat(_u64(key) & 0xFFFFFFFF).start_ticks <= at_ticks
         except (GoneError, SetupError):
@@ -180,7 +172,7 @@ class KeptState:
         owners = {
             abi.ProcessKey.from_buffer_copy(key).id()
             for name, of in entries.items()
-            if name != _THREADS
+            if name != _STACKS
             for key, _ in of
         }
         stacks = {process: self._start_stack(process) for process in owners | names.keys()}
@@ -210,7 +202,7 @@ def _u64(key: bytes) -> int:
 
 def _tgid(name: str, key: bytes) -> int:
     """Of an entry's process."""
-    return _u64(key) >> 32 if name == _THREADS else _u64(key) & 0xFFFFFFFF
+    return _u64(key) >> 32 if name == _STACKS else _u64(key) & 0xFFFFFFFF
 
 
 def _write(path: Path, document: object) -> None:

@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -89,12 +89,14 @@ class Build:
         rule.slots[:] = [0] * ORDINALS
         self.bpf.map("rules", ProcessKey, Rule).put(ProcessKey.of(Procfs().process_id(tgid)), rule)
 
-    def renew_lease(self) -> None:
-        """No guardian stands by; without one no rule would be looked at to its end."""
+    def enforce(self) -> None:
+        """Neither agent nor guardian stands by; without a lease no rule would be looked at to its end."""
         control = ctypes.c_uint64 * (abi.size_of(self.bpf, "control") // 8)
         controls = self.bpf.map("controls", abi.U32, control)
         value = controls.get(abi.U32(0)) or control()
         value[0] = _FOREVER_NS  # lease_until_ns
+        with suppress(KeyError):  # an older build
+            value[abi.offset_of(self.bpf, "control", "rules") // 8] = 1
         controls.put(abi.U32(0), value)
 
 
@@ -111,7 +113,7 @@ def builds(before: Path | None) -> Iterator[list[Build]]:
                 abi.check(bpf, {"rule": Rule, "process_id": ProcessKey})
                 loaded.append(Build(name, bpf, PROGRAM, _cookie(bpf, symbol.cookie(1))))
         for build in loaded[1:]:
-            build.renew_lease()
+            build.enforce()
         yield loaded
 
 

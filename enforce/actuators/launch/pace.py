@@ -31,6 +31,7 @@ from agent.probes.abi import (
     RULE_SOFT,
     SLOT_NONE,
     SLOTS,
+    Control,
     Copier,
     Gate,
     Link,
@@ -45,12 +46,13 @@ _PPM = 1_000_000
 
 
 class Pace:
-    """Owns the map `rules`."""
+    """Owns the map `rules`. `control` is shared with the kernel, whose threads keep their rules until it changes."""
 
     name = "pace"
 
-    def __init__(self, rules: Map) -> None:
-        self._rules = rules
+    def __init__(self, rules: Map, control: Control) -> None:
+        self._rules, self._control = rules, control
+        control.rules = 1
         self._seen: dict[Target, tuple[bytes, Level]] = {}
         self.foreign_writes = 0
 
@@ -76,10 +78,11 @@ class Pace:
         if level == FULL:
             self._rules.delete(key)
             self._seen.pop(target, None)
-            return
-        rule = rule_of(target, level)
-        self._rules.put(key, rule)
-        self._seen[target] = bytes(rule), level_of(rule)
+        else:
+            rule = rule_of(target, level)
+            self._rules.put(key, rule)
+            self._seen[target] = bytes(rule), level_of(rule)
+        self._control.rules += 1
 
 
 def rule_of(target: Target, level: Level) -> Rule:

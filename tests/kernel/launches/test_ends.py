@@ -29,7 +29,7 @@ class _Anything(ctypes.Structure):  # at least as large as any value of these ma
 
 def threads_of(probes: LibcudaProbes, driven: Driven) -> list[int]:
     """The threads of a process that the kernel side knows."""
-    entries = probes.bpf.map("threads", _Thread, _Anything).items()
+    entries = probes.bpf.map("context_stacks", _Thread, _Anything).items()
     return [key.tid for key, _ in entries if key.tgid == driven.process.tgid]
 
 

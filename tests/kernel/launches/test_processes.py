@@ -245,7 +245,7 @@ def gate(probes: LibcudaProbes) -> Gate:
 
 def threads_of(probes: LibcudaProbes, driven: Driven) -> list[int]:
     """The threads of the process that the kernel side knows."""
-    items = probes.bpf.map("threads", ThreadKey, ctypes.c_byte * 192).items()
+    items = probes.bpf.map("context_stacks", ThreadKey, ctypes.c_byte * 136).items()
     return [key.tid for key, _ in items if key.tgid == driven.process.tgid]
 
 
