@@ -24,7 +24,7 @@ class Agents:
     def observing(self, node: Node, run_dir: Path) -> Iterator[Path]:
         """Starts `gpuwarden run`; yields its socket once it is ready."""
         agents.require_no_policy()
-        run_dir.mkdir()
+        run_dir.mkdir(exist_ok=True)
         command = agents.command("--run-dir", run_dir, isolated=self.isolated)
         process = agents.start(command, run_dir / "log", node.environment)
         self._ending.callback(agents.end, process)
@@ -34,8 +34,12 @@ class Agents:
         finally:
             process.terminate()
 
+    def wait_until_ended(self) -> None:
+        """Those that are not observing any more."""
+        self._ending.close()
+
     def __enter__(self) -> Agents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.close()
+        self.wait_until_ended()

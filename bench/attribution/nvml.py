@@ -25,7 +25,7 @@ class Listing:
     """One device at one time: who NVML lists, and the utilisation samples that are new, as (wall µs, tgid, ratio)."""
 
     at_ns: int  # CLOCK_MONOTONIC
-    device: int
+    device: str  # its UUID
     tgids: tuple[int, ...]
     samples: tuple[tuple[int, int, float], ...]
 
@@ -45,24 +45,36 @@ def _tgids(handle: Any) -> Iterator[int]:
 
 
 def _samples(handle: Any, since_us: int) -> list[tuple[int, int, float]]:
-    with suppress(pynvml.NVMLError_NotFound):  # no process has been active
+    # No process has been active; and nothing is counted for each process where a GPU is divided.
+    with suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_NotSupported):
         found = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         return [(int(s.timeStamp), int(s.pid), s.smUtil / 100) for s in found if s.smUtil <= 100]
     return []
 
 
+def _devices() -> Iterator[Any]:
+    """GPUs, and the MIG instances of those that are divided."""
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        yield gpu
+        with suppress(pynvml.NVMLError_NotSupported):
+            for instance in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                with suppress(pynvml.NVMLError_NotFound):
+                    yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, instance)
+
+
 def main() -> None:
     """Polls until it is killed."""
     pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    newest_us = [time.time_ns() // 1000 - _FIRST_LOOK_US] * len(handles)
+    handles = {pynvml.nvmlDeviceGetUUID(handle): handle for handle in _devices()}
+    newest_us = dict.fromkeys(handles, time.time_ns() // 1000 - _FIRST_LOOK_US)
     while True:
-        for index, handle in enumerate(handles):
-            samples = _samples(handle, newest_us[index])
-            newest_us[index] = max([newest_us[index], *(stamp for stamp, _, _ in samples)])
+        for uuid, handle in handles.items():
+            samples = _samples(handle, newest_us[uuid])
+            newest_us[uuid] = max([newest_us[uuid], *(stamp for stamp, _, _ in samples)])
             row = {
                 "at_ns": time.monotonic_ns(),
-                "device": index,
+                "device": uuid,
                 "tgids": sorted(set(_tgids(handle))),
                 "samples": samples,
             }

@@ -24,10 +24,10 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class TruthSample:
-    """SM time so far, by (tgid, device)."""
+    """SM time so far, by (tgid, UUID of the device)."""
 
     at_ns: int
-    sm_ns: Mapping[tuple[int, int], int]
+    sm_ns: Mapping[tuple[int, str], int]
 
 
 @dataclass(frozen=True, slots=True)

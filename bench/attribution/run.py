@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ from tools.harness.node import BUILD, Node, simulated_node
 
 _TRUTH_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.2
+_OLDER_SECONDS: Final = 3.0
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,6 +49,7 @@ class TruthRecorder:
     """A thread that records the simulated GPU's truth."""
 
     node: Node
+    uuids: Mapping[int, str]  # by the simulated GPU's own number
     samples: list[TruthSample] = field(default_factory=list)
     error: str = ""
     _ending: threading.Event = field(default_factory=threading.Event)
@@ -71,7 +73,7 @@ class TruthRecorder:
         at_ns = (before + time.monotonic_ns()) // 2
         self.error = done.stderr.strip()
         rows = [json.loads(line) for line in done.stdout.splitlines()]
-        self.samples.append(TruthSample(at_ns, {(row["pid"], row["device"]): row["sm_ns"] for row in rows}))
+        self.samples.append(TruthSample(at_ns, {(row["pid"], self.uuids[row["device"]]): row["sm_ns"] for row in rows}))
 
 
 def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Recording:
@@ -80,12 +82,22 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
     with (
         _gpus(folder, scenario) as node,
         node.mps_daemon() if scenario.mps else nullcontext(),
-        agents.observing(node, folder / "agent") as socket,
-        running(node, folder / "containers", scenario.tenants) as containers,
         _truth(node) as truth,
-        _nvml(node, folder / "nvml") as listings,
+        ExitStack() as stack,
     ):
-        snapshots = _watch(socket, times)
+        at_work = running(node, folder / "containers", truth.uuids, scenario.tenants)
+        if scenario.older:
+            containers = stack.enter_context(at_work)
+            time.sleep(_OLDER_SECONDS)  # they make their contexts and graphs
+        with agents.observing(node, folder / "agent") as socket:
+            if not scenario.older:
+                containers = stack.enter_context(at_work)
+            listings = stack.enter_context(_nvml(node, folder / "nvml"))
+            snapshots = _watch(socket, Times(times.warm_up, 0) if scenario.restarted else times)
+        if scenario.restarted:
+            agents.wait_until_ended()
+            with agents.observing(node, folder / "agent") as socket:
+                snapshots = _watch(socket, Times(0, times.measured))
         time.sleep(2 * _TRUTH_SECONDS)  # for the truth on the far side of the last snapshot
         for tenant in scenario.tenants:
             containers.require_alive(tenant)
@@ -96,7 +108,8 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
 
 def _gpus(folder: Path, scenario: Scenario) -> AbstractContextManager[Node]:
     credited = "client" if scenario.clients_credited else "server"
-    return simulated_node(folder / "gpu", {"gpus": str(scenario.gpus), "mps_credits": credited})
+    divided = {"mig": scenario.mig} if scenario.mig else {}
+    return simulated_node(folder / "gpu", {"gpus": str(scenario.gpus), "mps_credits": credited, **divided})
 
 
 def _recording(
@@ -125,9 +138,16 @@ def _watch(socket: Path, times: Times) -> list[Snapshot]:
     return snapshots
 
 
+def uuids_of(node: Node) -> dict[int, str]:
+    """Of its devices, by the simulated GPU's own number."""
+    status = [str(BUILD / "bin" / "gpusim"), "status"]
+    done = subprocess.run(status, env=node.environment, capture_output=True, text=True, check=True)
+    return {row["device"]: row["uuid"] for row in map(json.loads, done.stdout.splitlines())}
+
+
 @contextmanager
 def _truth(node: Node) -> Iterator[TruthRecorder]:
-    recorder = TruthRecorder(node)
+    recorder = TruthRecorder(node, uuids_of(node))
     thread = threading.Thread(target=recorder.run)
     thread.start()
     try:

@@ -14,7 +14,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from bench.attribution.scenarios_load import Demand, batch, jobs, service
+from bench.attribution.scenarios_load import LONGEST_US, SHORTEST_US, Demand, batch, jobs, service
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Tenant:
     arguments: tuple[str, ...]
     percentage: int | None = None  # of the SMs, under MPS
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    instance: int | None = None  # a MIG instance that it has to itself or shares, by the simulated GPU's own number
     jobs: bool = False
 
 
@@ -39,6 +40,9 @@ class Scenario:
     mps: bool
     tenants: tuple[Tenant, ...]
     clients_credited: bool = False  # NVML has a figure for each MPS client; R580 takes it for the MPS server's
+    mig: str = ""  # how GPUs are divided, as the simulator's setting
+    older: bool = False  # the workloads run before the agent starts: it saw none make its contexts and graphs
+    restarted: bool = False  # the agent ends after the warm-up; what the next one says is measured, from its start
 
 
 def scenario(kind: str, seed: int) -> Scenario:
@@ -164,6 +168,54 @@ def _functions(kind: str, seed: int, random: Random) -> Scenario:
     return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
 
 
+def _mixed_lengths(kind: str, seed: int, random: Random) -> Scenario:
+    """Kernels of a few microseconds beside such as last a hundred times as long, and both in one program."""
+    one, two, three = _loads(random, 3, 3)
+    tenants = (
+        Tenant("short", "offline", batch(random, one, lengths=(SHORTEST_US, 60.0))),
+        Tenant("long", "offline", batch(random, two, lengths=(2000.0, LONGEST_US))),
+        Tenant("service", "online", service(random, three, functions=random.randint(6, 20))),
+    )
+    return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
+
+
+def _mig(kind: str, seed: int, random: Random) -> Scenario:
+    """Two share the larger instance of a GPU, one has the smaller one; another GPU is whole."""
+    one, two, three, four = _loads(random, 4, 4)
+    tenants = (
+        Tenant("batch", "offline", batch(random, one), instance=1),
+        _some(random, "beside", two),
+        Tenant("alone", "offline", batch(random, three), instance=2),
+        Tenant("whole", "online", service(random, four), visible="1"),
+    )
+    divided = tuple(replace(tenant, instance=1) if tenant.name.endswith("beside") else tenant for tenant in tenants)
+    return Scenario(kind, seed, 2, False, divided, mig="0:3g.40gb,2g.20gb")
+
+
+def _unseen(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 3)
+    tenants = (
+        Tenant("unseen", "offline-static", batch(random, one)),
+        Tenant("batch", "offline", batch(random, two)),
+        Tenant("service", "online", service(random, three)),
+    )
+    return Scenario(kind, seed, 1, False, tenants)
+
+
+def _older(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 4)
+    tenants = (
+        Tenant("graphs-batch", "offline", batch(random, one, graph=True)),
+        Tenant("graphs-service", "online", service(random, two, graph=True)),
+        Tenant("both", "offline", (*batch(random, three), "--devices", "0,1")),
+    )
+    return Scenario(kind, seed, 2, False, tenants, older=True)
+
+
+def _restarted(kind: str, seed: int, random: Random) -> Scenario:
+    return replace(_older(kind, seed, random), older=False, restarted=True)
+
+
 KINDS: Final[Mapping[str, Callable[[str, int, Random], Scenario]]] = MappingProxyType(
     {
         "time-sliced-2": _time_sliced,
@@ -178,6 +230,11 @@ KINDS: Final[Mapping[str, Callable[[str, int, Random], Scenario]]] = MappingProx
         "two-gpus": _two_gpus,
         "short-jobs": _short_jobs,
         "many-functions": _functions,
+        "mixed-lengths": _mixed_lengths,
+        "mig": _mig,
+        "unseen": _unseen,
+        "older": _older,
+        "restarted": _restarted,
     }
 )
 ASKED_FOR: Final = ("mps-clients-credited",)  # only run by name: not what drivers of today do

@@ -34,10 +34,20 @@ class Kernel:
     arguments: tuple[str, ...]
 
 
-def batch(random: Random, demand: Demand, *, functions: int | None = None, graph: bool = False) -> tuple[str, ...]:
-    """`offline`, for ever: steps of many launches and a wait, then a pause. Some bound their queue, some copy."""
+def batch(
+    random: Random,
+    demand: Demand,
+    *,
+    functions: int | None = None,
+    graph: bool = False,
+    lengths: tuple[float, float] = (SHORTEST_US, LONGEST_US),
+) -> tuple[str, ...]:
+    """`offline`, for ever: steps of many launches and a wait, then a pause. Some bound their queue, some copy.
+
+    `lengths`: of a launch, in µs, least and most; within a graph they are short.
+    """
     per_launch = random.randint(5, 200) if graph else 1
-    kernel = _kernel(random, functions, SHORTEST_US, 300.0 if graph else LONGEST_US)
+    kernel = _kernel(random, functions, *((SHORTEST_US, 300.0) if graph else lengths))
     launch_us = kernel.launch_us * per_launch
     launches = _launches(launch_us, _log_uniform(random, 2_000, 80_000))
     step_us = launches * launch_us

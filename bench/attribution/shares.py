@@ -22,7 +22,7 @@ class Owner(NamedTuple):
     """Whose share: a container (or a kind of jobs) on a device."""
 
     name: str
-    device: int
+    device: str  # its UUID
 
 
 Shares = Mapping[Owner, float]
@@ -62,13 +62,11 @@ def gpuwarden_seconds(recording: Recording) -> dict[Owner, float]:
 
 
 def _totals(snapshot: Snapshot) -> dict[Owner, float]:
-    index = {reading.device.uuid: reading.device.index for reading in snapshot.devices}
     ended: Sequence[ContainerUsage] = snapshot.ended
     return {
-        Owner(row.container.id or row.container.name, index[usage.device]): usage.totals.sm_seconds
+        Owner(row.container.id or row.container.name, usage.device): usage.totals.sm_seconds
         for row in (*ended, *snapshot.containers)
         for usage in row.usage
-        if usage.device in index
     }
 
 
@@ -78,7 +76,7 @@ def nvml_seconds(recording: Recording) -> dict[Owner, float]:
     last = recording.measured[-1]
     to_monotonic_ns = last.at_ns - last.wall_ns
     seconds: defaultdict[Owner, float] = defaultdict(float)
-    before: dict[int, int] = {}
+    before: dict[str, int] = {}
     for listing in recording.listings:
         newest_us = max((wall_us for wall_us, _, _ in listing.samples), default=0)
         span = min(1.0, (newest_us - before.get(listing.device, 0)) / 1e6)
@@ -96,7 +94,7 @@ def equal_split_seconds(recording: Recording) -> dict[Owner, float]:
     seconds: defaultdict[Owner, float] = defaultdict(float)
     for snapshot in recording.measured:
         for reading in snapshot.devices:
-            device = reading.device.index
+            device = reading.device.uuid
             here = [listing for listing in recording.listings if listing.device == device]
             nearest = min(here, key=lambda listing: abs(listing.at_ns - snapshot.at_ns), default=None)
             containers = {ids[tgid] for tgid in (nearest.tgids if nearest else ()) if tgid in ids}
@@ -133,17 +131,16 @@ class ContainerSecond(NamedTuple):
 def container_seconds(recording: Recording) -> list[ContainerSecond]:
     """All ticks of the window, of each container that the agent gave a share."""
     tgids = {life.id: life.tgid for life in recording.lives}
-    series: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    series: dict[tuple[int, str], list[tuple[int, float]]] = {}
     for sample in recording.truth:
         for owner, ns in sample.sm_ns.items():
             series.setdefault(owner, []).append((sample.at_ns, ns))
     found = []
     for snapshot in recording.measured:
-        index = {reading.device.uuid: reading.device.index for reading in snapshot.devices}
         for row in snapshot.containers:
             for usage in row.usage:
-                if row.container.id in tgids and usage.device in index and usage.sm_ratio is not None:
-                    own = series.get((tgids[row.container.id], index[usage.device]), [(0, 0.0)])
+                if row.container.id in tgids and usage.sm_ratio is not None:
+                    own = series.get((tgids[row.container.id], usage.device), [(0, 0.0)])
                     grown = interpolate(own, snapshot.at_ns) - interpolate(own, snapshot.at_ns - snapshot.interval_ns)
                     found.append(ContainerSecond(grown / snapshot.interval_ns, usage.sm_ratio, usage.sm_error_ratio))
     return found

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ class Containers:
 
     node: Node
     folder: Path
+    uuids: Mapping[int, str]  # of devices, by the simulated GPU's own number
     path: str
     _ending: threading.Event = field(default_factory=threading.Event)
     _lives: dict[str, Life] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Containers:
         cgroup = cgroups.hierarchy() / self.path.lstrip("/") / name
         cgroup.mkdir(parents=True)
         program = str(BUILD / "bin" / tenant.program)
-        environment = {**os.environ, **self.node.environment, **_environment(tenant)}
+        environment = {**os.environ, **self.node.environment, **self._environment(tenant)}
         with (self.folder / f"{tenant.name}.err").open("ab") as stderr:
             process = subprocess.Popen(
                 ["sh", "-c", _ENTER, str(cgroup), program, *tenant.arguments],
@@ -63,6 +64,11 @@ class Containers:
             self._lives[name] = Life(tenant.name, name, process.pid, time.monotonic_ns())
             self._running[name] = process
         return name, process
+
+    def _environment(self, tenant: Tenant) -> dict[str, str]:
+        visible = tenant.visible if tenant.instance is None else self.uuids[tenant.instance]
+        set_to = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": tenant.percentage, "CUDA_VISIBLE_DEVICES": visible}
+        return {name: str(value) for name, value in set_to.items() if value is not None}
 
     def one_after_another(self, tenant: Tenant) -> None:
         """Jobs: each in a container of its own, the next when the last has ended. Until `end`."""
@@ -95,10 +101,10 @@ class Containers:
 
 
 @contextmanager
-def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[Containers]:
+def running(node: Node, folder: Path, uuids: Mapping[int, str], tenants: tuple[Tenant, ...]) -> Iterator[Containers]:
     """All workloads at work. They are gone after the block."""
     folder.mkdir()
-    containers = Containers(node, folder, f"/gpuwarden-bench-{os.getpid()}/docker")
+    containers = Containers(node, folder, uuids, f"/gpuwarden-bench-{os.getpid()}/docker")
     with cgroups.own(containers.path), ThreadPoolExecutor(len(tenants)) as pool:
         following = []
         try:
@@ -112,8 +118,3 @@ def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[C
             containers.end()
         for future in following:
             future.result()  # raises what went wrong in it
-
-
-def _environment(tenant: Tenant) -> dict[str, str]:
-    percentage = {} if tenant.percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(tenant.percentage)}
-    return percentage | ({} if tenant.visible is None else {"CUDA_VISIBLE_DEVICES": tenant.visible})

@@ -22,7 +22,7 @@ from agent.exporters.api.client import fetch
 from bench.attribution import nvml
 from bench.attribution.nvml import Listing
 from bench.attribution.recording import TruthSample
-from bench.attribution.run import TruthRecorder
+from bench.attribution.run import TruthRecorder, uuids_of
 from conformance.host import Host
 from conformance.machine_state import ROOT
 from tools.harness.wait import poll
@@ -111,7 +111,7 @@ class Recorder:
 def recording(host: Host, socket: Path | None) -> Iterator[Recorder]:
     """Everything from now to the end of the block."""
     snapshots = Snapshots(socket)
-    truth = TruthRecorder(host.node) if host.simulated else None
+    truth = TruthRecorder(host.node, uuids_of(host.node)) if host.simulated else None
     output = host.folder / "nvml.jsonl"
     with ExitStack() as stack:
         with output.open("w") as stdout:

@@ -108,7 +108,7 @@ def _error(what: str, figure: float, most: float, *, ours: bool) -> Row:
 
 
 def _share(one: SceneResult, tenant: Tenant, reported: Mapping[Owner, float], true: Mapping[Owner, float]) -> Row:
-    owner = Owner(tenant.name, 0)
+    owner = next((owner for owner in true if owner.name == tenant.name), Owner(tenant.name, ""))
     usage = one.usage.get(tenant.name)
     error = None if usage is None else usage.sm_error_ratio
     note = "the truth is the baseline" + ("" if error is None else f"; the agent says ± {error:.3f}")

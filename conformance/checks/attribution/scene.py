@@ -147,7 +147,7 @@ def played(
     recording = Recording(
         lives=list(lives),
         snapshots=list(recorder.snapshots.taken),
-        truth=on_a_grid(grown, *span),
+        truth=on_a_grid(grown, *span, _first_device(recorder)),
         listings=recorder.listings(),
         begin_ns=span[0],
         end_ns=span[1],
@@ -155,11 +155,19 @@ def played(
     return SceneResult(name, tenants, done, recording, usage_of(recording), ended_ns)
 
 
-def on_a_grid(grown: Mapping[int, Series], begin_ns: int, end_ns: int) -> list[TruthSample]:
-    """All series at the same times, on the first device. Between two of its points each one grows evenly."""
+def _first_device(recorder: Recorder) -> str:
+    """The UUID of the one that scenes are played on; "" where the agent did not tell."""
+    readings = (reading for snapshot in recorder.snapshots.taken for reading in snapshot.devices)
+    return next((reading.device.uuid for reading in readings if reading.device.index == 0), "")
+
+
+def on_a_grid(grown: Mapping[int, Series], begin_ns: int, end_ns: int, device: str) -> list[TruthSample]:
+    """All series at the same times, on that device. Between two of its points each one grows evenly."""
     times = [*range(begin_ns, end_ns, _GRID_NS), end_ns]
     series = {pid: one or [(0, 0.0)] for pid, one in grown.items()}
-    return [TruthSample(at, {(pid, 0): round(interpolate(one, at)) for pid, one in series.items()}) for at in times]
+    return [
+        TruthSample(at, {(pid, device): round(interpolate(one, at)) for pid, one in series.items()}) for at in times
+    ]
 
 
 def usage_of(recording: Recording) -> dict[str, Usage]:

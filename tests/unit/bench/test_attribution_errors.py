@@ -60,12 +60,12 @@ def snapshot(at_s: int, activity: float, *containers: ContainerUsage) -> Snapsho
 
 
 def sample(at_s: float, a: float, b: float) -> TruthSample:
-    return TruthSample(round(at_s * S), {(1, 0): round(a * S), (2, 0): round(b * S)})
+    return TruthSample(round(at_s * S), {(1, GPU): round(a * S), (2, GPU): round(b * S)})
 
 
 def listing(at_s: float, tgids: tuple[int, ...], *samples: tuple[int, float]) -> Listing:
     stamps = tuple((round((at_s * S + WALL_NS) / 1000), tgid, ratio) for tgid, ratio in samples)
-    return Listing(round(at_s * S), 0, tgids, stamps)
+    return Listing(round(at_s * S), GPU, tgids, stamps)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def recording() -> Recording:
 
 
 def test_the_truth_is_interpolated_to_the_window(recording: Recording) -> None:
-    assert true_seconds(recording) == pytest.approx({Owner("a", 0): 1.0, Owner("b", 0): 0.5})
+    assert true_seconds(recording) == pytest.approx({Owner("a", GPU): 1.0, Owner("b", GPU): 0.5})
 
 
 def test_between_samples_is_a_straight_line_and_beyond_them_the_nearest() -> None:
@@ -95,28 +95,30 @@ def test_between_samples_is_a_straight_line_and_beyond_them_the_nearest() -> Non
 
 
 def test_gpuwarden_is_the_growth_of_totals_also_of_containers_that_are_gone(recording: Recording) -> None:
-    assert gpuwarden_seconds(recording) == pytest.approx({Owner("a", 0): 0.8, Owner("b", 0): 0.5})
+    assert gpuwarden_seconds(recording) == pytest.approx({Owner("a", GPU): 0.8, Owner("b", GPU): 0.5})
 
 
 def test_nvml_is_the_utilisation_of_samples_within_the_window(recording: Recording) -> None:
-    assert nvml_seconds(recording) == pytest.approx({Owner("a", 0): 0.9, Owner("b", 0): 0.4})
+    assert nvml_seconds(recording) == pytest.approx({Owner("a", GPU): 0.9, Owner("b", GPU): 0.4})
 
 
 def test_equal_split_divides_each_second_by_the_tenants_present(recording: Recording) -> None:
-    assert equal_split_seconds(recording) == pytest.approx({Owner("a", 0): 1.0, Owner("b", 0): 0.5})
+    assert equal_split_seconds(recording) == pytest.approx({Owner("a", GPU): 1.0, Owner("b", GPU): 0.5})
 
 
 def test_shares_are_of_the_window_and_by_tenant(recording: Recording) -> None:
-    assert by_tenant(recording, true_seconds(recording)) == pytest.approx({Owner("web", 0): 0.5, Owner("job", 0): 0.25})
+    assert by_tenant(recording, true_seconds(recording)) == pytest.approx(
+        {Owner("web", GPU): 0.5, Owner("job", GPU): 0.25}
+    )
 
 
 def test_a_job_is_measured_over_its_own_time_but_at_least_a_tick(recording: Recording) -> None:
-    assert by_job(recording, true_seconds(recording)) == pytest.approx({Owner("b", 0): 0.5})
+    assert by_job(recording, true_seconds(recording)) == pytest.approx({Owner("b", GPU): 0.5})
 
 
 def test_errors_count_missed_tenants_and_wrongly_charged_ones_but_no_strangers() -> None:
-    truth = {Owner("a", 0): 0.5, Owner("b", 0): 0.2}
-    estimates = {Owner("a", 0): 0.4, Owner("c", 0): 0.3, Owner("host", 0): 0.1}
+    truth = {Owner("a", GPU): 0.5, Owner("b", GPU): 0.2}
+    estimates = {Owner("a", GPU): 0.4, Owner("c", GPU): 0.3, Owner("host", GPU): 0.1}
     found = errors(truth, estimates, {"a", "b", "c"})
     assert (found.mean_abs, found.worst) == pytest.approx((0.2, 0.3))
     assert not found.fits
@@ -166,5 +168,5 @@ def test_what_went_to_another_process_on_the_machine_is_seen(recording: Recordin
 
 
 def test_a_listing_that_was_cut_off_is_left_out() -> None:
-    line = '{"at_ns": 5, "device": 0, "tgids": [1], "samples": [[7, 1, 0.5]]}\n'
-    assert parse(line + line[:20]) == [Listing(5, 0, (1,), ((7, 1, 0.5),))]
+    line = '{"at_ns": 5, "device": "GPU-0", "tgids": [1], "samples": [[7, 1, 0.5]]}\n'
+    assert parse(line + line[:20]) == [Listing(5, GPU, (1,), ((7, 1, 0.5),))]

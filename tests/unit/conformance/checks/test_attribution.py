@@ -85,10 +85,10 @@ def test_requests_end_in_another_order_than_they_came() -> None:
 
 
 def test_series_are_put_on_the_same_times() -> None:
-    samples = on_a_grid({1: [(0, 0.0), (2 * SECOND, 200.0)], 2: []}, SECOND, 2 * SECOND)
+    samples = on_a_grid({1: [(0, 0.0), (2 * SECOND, 200.0)], 2: []}, SECOND, 2 * SECOND, GPU)
     assert samples[0].at_ns == SECOND
-    assert samples[0].sm_ns == {(1, 0): 100, (2, 0): 0}
-    assert samples[-1].sm_ns == {(1, 0): 200, (2, 0): 0}
+    assert samples[0].sm_ns == {(1, GPU): 100, (2, GPU): 0}
+    assert samples[-1].sm_ns == {(1, GPU): 200, (2, GPU): 0}
 
 
 def usage(sm_seconds: float = 0.0, launches: int = 0, rx: int = 0, tx: int = 0, memory: int | None = None) -> Usage:
@@ -112,9 +112,9 @@ def a_played(agents: Mapping[str, float], **other: object) -> SceneResult:
         snapshot(at, s=usage(agents["steady"] * at, memory=1500), c=usage(agents["caller"] * at, memory=300))
         for at in range(1, 12)
     ]
-    listings = [Listing(at * SECOND, 0, (1, 2), ((at * 10**6, 1, 0.6), (at * 10**6, 2, 0.2))) for at in range(1, 12)]
+    listings = [Listing(at * SECOND, GPU, (1, 2), ((at * 10**6, 1, 0.6), (at * 10**6, 2, 0.2))) for at in range(1, 12)]
     grown = {1: [(0, 0.0), (20 * SECOND, 6.0 * SECOND)], 2: [(0, 0.0), (20 * SECOND, 4.0 * SECOND)]}
-    truth = on_a_grid(grown, SECOND, 11 * SECOND)
+    truth = on_a_grid(grown, SECOND, 11 * SECOND, GPU)
     recording = Recording(lives, snapshots, truth, listings, SECOND, 11 * SECOND)
     done = {"steady": TenantWork(2000, 2400, 0, []), "caller": TenantWork(20, 0, 16, [])}
     return replace(
@@ -179,7 +179,7 @@ def test_a_container_that_the_agent_does_not_know_is_reported() -> None:
 def test_our_reckoning_is_held_against_the_simulated_gpus_truth() -> None:
     mine = a_played({"steady": 0.3, "caller": 0.2})
     other = {1: [(0, 0.0), (20 * SECOND, 7.0 * SECOND)], 2: [(0, 0.0), (20 * SECOND, 4.0 * SECOND)]}
-    theirs = replace(mine, recording=replace(mine.recording, truth=on_a_grid(other, SECOND, 11 * SECOND)))
+    theirs = replace(mine, recording=replace(mine.recording, truth=on_a_grid(other, SECOND, 11 * SECOND, GPU)))
     assert rows.of_reckoning(mine, mine).verdict == Verdict.OK
     row = rows.of_reckoning(mine, theirs)
     assert (row.verdict, row.figure) == (Verdict.DIFFERS, 0.05)
