@@ -82,6 +82,8 @@ class CounterDeltas:
         self._launches: dict[ProcessId, dict[tuple[int | None, int], _LastCounts]] = defaultdict(dict)
         self._copies: dict[ProcessId, dict[tuple[int | None, str], int]] = defaultdict(dict)
         self.unplaced = 0  # launches whose device is unknown
+        self.unplaced_of: set[ProcessId] = set()  # whose
+        self.placed: set[Owner] = set()  # whose launches were ever counted where
         self._left: dict[tuple[ProcessId, DeviceUuid | None, Rate], float] = {}  # to be believed; not there: all
         self.implausible = 0  # increments of which not all was believed
         self.unlisted: set[Owner] = set()  # who claimed something in this tick where NVML does not list it
@@ -110,6 +112,8 @@ class CounterDeltas:
             self._launches.pop(process, None)
             self._copies.pop(process, None)
         gone = set(processes)
+        self.unplaced_of -= gone
+        self.placed = {owner for owner in self.placed if owner[0] not in gone}
         self._left = {key: left for key, left in self._left.items() if key[0] not in gone}
 
     def _pass(self, interval_ns: int) -> None:
@@ -150,11 +154,13 @@ class CounterDeltas:
         new_kernels = self._believed(sample.process, device, sample.kernels - kernels, KERNELS)
         if place is None:
             self.unplaced += new_kernels
+            self.unplaced_of.add(sample.process)
             return
         counted = self._counted(sample.process, place, work)
         if counted is None:
             return
         new_blocks = self._believed(sample.process, device, sample.blocks - blocks, BLOCKS)
+        self.placed.add((sample.process, place.device))
         one = counted.functions.setdefault(sample.function, FunctionLaunches())
         one.launches += new
         one.kernels += new_kernels

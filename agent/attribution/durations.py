@@ -148,6 +148,7 @@ Owner = ProcessId | str  # a process, or all those that run a program
 Functions = Sequence[tuple[int, int]]  # (function, launches)
 OTHER = 0  # any function that a delivery does not list
 _DOWN, _UP = 0.3, 0.08
+_CROWDED_UP = 0.015
 _MEMORY = 0.995  # weight of a delivery against the next one
 _FIRST = 8  # deliveries that move the durations both ways alike
 _KEPT = 32
@@ -164,6 +165,7 @@ class OwnerTimes:
     elapsed_ns: float = 0.0  # of the last deliveries …
     waited: float = 0.0  # … of which it waited
     launches: float = 0.0
+    weight: float = 0.0  # of these deliveries
     _spread: float | None = None  # since the last delivery
 
     def observe(self, delivery: Delivered, functions: Functions, measured_ns: float, up: float) -> None:
@@ -177,6 +179,7 @@ class OwnerTimes:
         self.elapsed_ns = self.elapsed_ns * _MEMORY + delivery.elapsed_ns
         self.waited = self.waited * _MEMORY + min(delivery.waited_ns, delivery.elapsed_ns)
         self.launches = self.launches * _MEMORY + delivery.launches
+        self.weight = self.weight * _MEMORY + 1.0
         rate = _DOWN if measured_ns < predicted or self.deliveries <= _FIRST else up
         step = rate * (measured_ns - predicted) / sum([n * n for n in counts.values()])
         for function, n in counts.items():
@@ -215,6 +218,11 @@ class OwnerTimes:
         return self.elapsed_ns / self.launches
 
     @property
+    def launches_between_waits(self) -> float:
+        """The mean of its deliveries."""
+        return self.launches / self.weight
+
+    @property
     def waited_ratio(self) -> float:
         """The part of its deliveries in which it waited: in the rest, the device may have had nothing to do."""
         return self.waited / self.elapsed_ns if self.elapsed_ns else 1.0
@@ -233,18 +241,21 @@ class OwnerTimes:
 class FunctionTimes:
     """See the module. Durations are of a process alone on the device, with the SMs that it may use."""
 
-    up: float = _UP
     _times: dict[Owner, OwnerTimes] = field(default_factory=dict)
 
-    def observe(self, owner: Owner, delivery: Delivered, functions: Functions | None = None) -> None:
-        """Takes one delivery in. `functions`: in place of those that it lists."""
+    def observe(
+        self, owner: Owner, delivery: Delivered, functions: Functions | None = None, *, crowded: bool = False
+    ) -> None:
+        """Takes one delivery in. `functions`: in place of those that it lists. `crowded`: neighbours make nearly all
+        longer, so that durations have to keep nearer to the shortest ones."""
         measured = delivered_ns(delivery)
         if not delivery.launches or measured <= 0:
             return
         times = self._times.get(owner)
         if times is None:
             times = self._times[owner] = OwnerTimes()
-        times.observe(delivery, delivery.functions if functions is None else functions, measured, self.up)
+        up = _CROWDED_UP if crowded else _UP
+        times.observe(delivery, delivery.functions if functions is None else functions, measured, up)
 
     def of(self, owner: Owner) -> OwnerTimes | None:
         """None before the owner's first delivery."""
@@ -261,7 +272,6 @@ class FunctionTimes:
             self._times.pop(owner, None)
 
 
-_PROGRAM_UP: Final = 0.015  # they are many: there is time to find the lower edge of all their deliveries
 _MOST_PROGRAMS: Final = 256
 
 
@@ -274,7 +284,7 @@ def shape_of(one: FunctionLaunches) -> int:
 class ProgramTimes:
     """Durations by program, of one device. The program that was used longest ago is dropped first."""
 
-    _times: FunctionTimes = field(default_factory=lambda: FunctionTimes(_PROGRAM_UP))
+    _times: FunctionTimes = field(default_factory=FunctionTimes)
     _used: dict[str, None] = field(default_factory=dict)
 
     def observe(
@@ -293,7 +303,7 @@ class ProgramTimes:
             shapes = {function: shape_of(one) for function, one in launched.items()}
             for delivery in mine:
                 functions = [(shapes.get(function, OTHER), count) for function, count in delivery.functions]
-                self._times.observe(program, delivery, functions)
+                self._times.observe(program, delivery, functions, crowded=True)
         while len(self._used) > _MOST_PROGRAMS:
             oldest = next(iter(self._used))
             del self._used[oldest]

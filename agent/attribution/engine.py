@@ -109,9 +109,10 @@ class AttributionEngine:
 
     def tick(self, samples: Sequence[Sample], inputs: TickInputs, interval_ns: int) -> list[DeviceTick]:
         """One part per device that was read. MIG: what instances did is not in the part of their GPU."""
+        clients = {tgid for tgid, _ in inputs.side_by_side}
         for process, deliveries in inputs.deliveries.items():
             for delivery in deliveries:
-                self._times.observe(process, delivery)
+                self._times.observe(process, delivery, crowded=process.tgid in clients)
         self._placements.observe(samples, inputs, self.members.get, interval_ns)
         counted = self._deltas.tick(samples, self._placements.resolve, interval_ns)
         self._unlisted += len(self._deltas.unlisted)
@@ -197,9 +198,10 @@ class AttributionEngine:
         on_many: Collection[ProcessId],
     ) -> DeviceTick:
         device = reading.device.uuid
-        others = self._may_have_others(inputs, device)
+        unseen = self._unseen_on(inputs, device)
+        others = bool(unseen) or self._may_have_others(inputs, device)
         estimates = self._sm_time.setdefault(device, SmTime(self._times)).observe(
-            self._tick(reading, interval_ns, counted, inputs, on_many), others=others
+            self._tick(reading, interval_ns, counted, inputs, on_many, unseen), others=others
         )
         for tgid in inputs.tgids_on(device):
             process = inputs.by_tgid.get(tgid)
@@ -207,7 +209,7 @@ class AttributionEngine:
                 counted.setdefault(process, CountedWork())
         memory = _memory(reading, inputs, counted)
         busy = sum(ratio for (_, on), ratio in inputs.utilization.items() if on == device)
-        of_device = _DeviceWork(reading, interval_ns, inputs, memory, busy, self.sees_returns)
+        of_device = _DeviceWork(reading, interval_ns, inputs, memory, busy, self.sees_returns, unseen)
         work, orphaned = [], 0
         for process, mine in counted.items():
             member = self.members.get(process)
@@ -234,6 +236,7 @@ class AttributionEngine:
         counted: Mapping[ProcessId, CountedWork],
         inputs: TickInputs,
         on_many: Collection[ProcessId],
+        unseen: Collection[ProcessId],
     ) -> Tick:
         device, activity = reading.device.uuid, reading.sm_activity_ratio
         busy = {p: r for p in counted if (r := inputs.utilization_of(p, device)) is not None}
@@ -252,17 +255,23 @@ class AttributionEngine:
             },
             deliveries=inputs.deliveries,
             on_many_devices=on_many,
+            unseen_ns={p: (inputs.utilization_of(p, device) or 0.0) * interval_ns for p in unseen},
+            credited_ns=sum(ratio for (_, on), ratio in inputs.utilization.items() if on == device) * interval_ns,
         )
 
-    def _may_have_others(self, inputs: TickInputs, device: DeviceUuid) -> bool:
-        """Whether work that no probe sees may run there: NVML lists such a process, or does not list any.
+    def _unseen_on(self, inputs: TickInputs, device: DeviceUuid) -> list[ProcessId]:
+        """Those that NVML lists there, and whose launches there are not seen: by no probe, or not on which device.
 
-        The MPS server is listed, and what runs in it is its clients'.
+        What runs in the MPS server is its clients'.
         """
-        listed = [inputs.by_tgid.get(tgid) for tgid in inputs.tgids_on(device)]
-        unseen = [process for process in listed if process is None or process not in inputs.probed]
-        members = [self.members.get(process) if process else None for process in unseen]
-        return device not in inputs.listing or any(member is None or not member.is_mps_server for member in members)
+        listed = [process for tgid in inputs.tgids_on(device) if (process := inputs.by_tgid.get(tgid)) is not None]
+        elsewhere = {p for p in self._deltas.unplaced_of if (p, device) not in self._deltas.placed}
+        unseen = [process for process in listed if process not in inputs.probed or process in elsewhere]
+        return [p for p in unseen if not (member := self.members.get(p)) or not member.is_mps_server]
+
+    def _may_have_others(self, inputs: TickInputs, device: DeviceUuid) -> bool:
+        """Whether processes of which nothing is known may work there: NVML lists none, or one without a number here."""
+        return device not in inputs.listing or any(tgid not in inputs.by_tgid for tgid in inputs.tgids_on(device))
 
     def _functions(self, attribution: Attribution, process: ProcessId, counted: CountedWork) -> list[FunctionWork]:
         device = attribution.reading.device.uuid
@@ -323,12 +332,16 @@ class _DeviceWork:
     memory: Mapping[ProcessId, int]
     busy_ratio: float  # of all its processes together, by NVML
     counts_copies: bool
+    unseen: Collection[ProcessId]  # whose launches are not seen here
 
     def of(self, member: GpuProcess, counted: CountedWork, estimate: Estimate | None) -> Work:
         """One process's work."""
         process, live = member.process.id, counted.live_bytes
         memory = self.memory.get(process)
-        if self.interval_ns and process not in self.inputs.probed:  # only NVML's share of time is known of its kernels
+        # Only NVML's share of time is known of its kernels.
+        if self.interval_ns and (process in self.unseen or process not in self.inputs.probed):
+            if estimate is not None:
+                return Work(process, None, estimate.sm_ns, None, None, memory, sm_error_ns=estimate.error_ns)
             ratio = self._nvml_ratio(member)
             if ratio is None:
                 return Work(process, None, None, None, None, memory)
@@ -354,6 +367,7 @@ class _DeviceWork:
             peer_tx_bytes=counted.peer_tx_bytes,
             peer_rx_bytes=counted.peer_rx_bytes,
             sm_error_ns=estimate.error_ns,
+            sm_bound_ns=estimate.bound_ns,
         )
 
     def _nvml_ratio(self, member: GpuProcess) -> float | None:

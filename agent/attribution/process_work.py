@@ -34,6 +34,7 @@ _LEAST_BUSY = 0.01  # of a tick: NVML's resolution
 _ENOUGH_BUSY = 2.0  # ticks
 _EXACT = 0.05  # of NVML's time: its error, for that to count as exact
 _POLLS_PER_SECOND = 5.0
+_ENOUGH_POLLED = 3  # ticks
 _ALONE_ERROR = 0.015  # of NVML's time of a process that is alone: it comes in per cent
 _CLIENT_ERROR = 0.04  # of that of an MPS client, where NVML credits clients at all
 _LEAST_FIGURE_SIGMA = 1e-6
@@ -59,6 +60,8 @@ class Tick:
     on_many_devices: Collection[ProcessId] = ()
     programs: Mapping[ProcessId, str] = field(default_factory=dict)  # of those that work on this device alone
     deliveries: Mapping[ProcessId, Sequence[Delivered]] = field(default_factory=dict)  # of any process
+    unseen_ns: Mapping[ProcessId, float] = field(default_factory=dict)  # NVML's, of those whose launches are not seen
+    credited_ns: float = 0.0  # NVML's, of all
 
 
 class Figure(NamedTuple):
@@ -71,6 +74,9 @@ class Figure(NamedTuple):
         """By the inverses of their variances."""
         own, others = max(self.sigma, _LEAST_FIGURE_SIGMA) ** -2, max(other.sigma, _LEAST_FIGURE_SIGMA) ** -2
         return Figure((self.value * own + other.value * others) / (own + others), (own + others) ** -0.5)
+
+
+_UNSEEN_GRIDS = Figure(0.5, 0.29)  # share of the SMs that grids keep busy of which nothing is known: any
 
 
 class Turns(NamedTuple):
@@ -187,6 +193,41 @@ class NvmlTime:
         return self.value if self.is_known and not self.by_waits else None
 
 
+@dataclass(slots=True)
+class PolledTime:
+    """NVML's time of processes whose launches are not seen, over the last ticks: each one is but a few polls."""
+
+    own_ns: dict[ProcessId, float] = field(default_factory=dict)
+    all_ns: float = 0.0
+    interval_ns: float = 0.0
+    ticks: int = 0
+
+    def observe(self, tick: Tick) -> None:
+        """Adds a tick."""
+        self.ticks += 1
+        before = {process: ns * _POLL_MEMORY for process, ns in self.own_ns.items() if process in tick.unseen_ns}
+        self.own_ns = {process: before.get(process, 0.0) + ns for process, ns in tick.unseen_ns.items()}
+        self.all_ns = self.all_ns * _POLL_MEMORY + tick.credited_ns
+        self.interval_ns = self.interval_ns * _POLL_MEMORY + tick.interval_ns
+
+    def share(self, *, of_sms: bool) -> Figure | None:
+        """What all of them had, of the device; None: NVML credits them with nothing, or they may just not be seen yet.
+
+        `of_sms`: a share of the SMs is asked for, and NVML's is one of time; how large their grids are is not known.
+        """
+        own_ns = sum(self.own_ns.values())
+        if not own_ns or self.ticks < _ENOUGH_POLLED:
+            return None
+        value = own_ns / self.interval_ns
+        sigma = math.sqrt(_poll_variance(own_ns, self.all_ns, self.all_ns, self.interval_ns)) / self.interval_ns
+        grids = _UNSEEN_GRIDS if of_sms else Figure(1.0, 0.0)
+        return Figure(value * grids.value, math.hypot(sigma * grids.value, value * grids.sigma))
+
+    def part(self, process: ProcessId) -> float:
+        """What one of them had of that."""
+        return self.own_ns[process] / sum(self.own_ns.values())
+
+
 class ProcessWork(NamedTuple):
     """A process's tick: SM time by unit, ns, if the unit's factor is 1."""
 
@@ -197,6 +238,16 @@ class ProcessWork(NamedTuple):
     kernels: int = 0
     graph_ratio: float = 0.0  # the part of graphs: only their kernels' mean grid is known
     by_nvml: bool = False  # the durations are NVML's mean, not those of waits
+    burst_ns: float = 0.0  # SM time of what it launches between two waits
+
+    def border_sigma_ns(self, interval_ns: int) -> float:
+        """Standard deviation of what is launched in one tick and runs in the next, at both ends of a tick.
+
+        At a random time it has open work with the chance p, of which anything up to a burst b has not run yet: a
+        variance of p b²/3 − (p b/2)² at each end.
+        """
+        p = min(1.0, self.open_ns / interval_ns) if interval_ns else 0.0
+        return self.burst_ns * math.sqrt(2 * (p / 3 - p * p / 4))
 
     @property
     def seemed_ns(self) -> float:
@@ -215,29 +266,37 @@ class Durations(NamedTuple):
     own: OwnerTimes | None
     program: OwnerTimes | None
 
+    def waits(self, *, with_program: bool) -> OwnerTimes | None:
+        """Those of its program, or its own, if there are such, else the others."""
+        return (self.program or self.own) if with_program else (self.own or self.program)
+
     def of(self, functions: Mapping[int, FunctionLaunches], *, with_program: bool) -> list[float] | None:
-        """Of each function, by the program's waits if it has any; None: nothing is known."""
-        if with_program and self.program:
-            return [self.program.per_launch_ns(shape_of(one)) for one in functions.values()]
-        return [self.own.per_launch_ns(function) for function in functions] if self.own else None
+        """Of each function, by these; None: nothing is known."""
+        times = self.waits(with_program=with_program)
+        if times is None:
+            return None
+        shapes = times is self.program
+        return [times.per_launch_ns(shape_of(one) if shapes else function) for function, one in functions.items()]
 
 
 def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, turns: Turns) -> ProcessWork:
     """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
     functions, rate = tick.work[process], tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
     counts = [rate * one.launches for one in functions.values()]
-    launches, waited = sum(counts), known.program or known.own
-    open_ns = min(launches * waited.waited_ns, tick.interval_ns) if waited else tick.interval_ns
+    launches, all_waits, own = sum(counts), known, None
     if process in tick.on_many_devices:  # it waits for the slowest one
         known = Durations(None, known.program)
-    own = None
     if known.own and known.own.waited_ratio >= _LEAST_WAITED:  # else the device was done long before
         own = known.of(functions, with_program=False)
     predicted_ns = _dot(counts, own) if own else 0.0
     nvml.observe(predicted_ns, launches, _nvml_tick(tick, process, turns))
     owner = process if nvml.is_known else tick.programs.get(process, process)
     mean_ns = None if predicted_ns else nvml.per_launch_ns()
-    durations = known.of(functions, with_program=True) if mean_ns is None else [mean_ns] * len(counts)
+    # Its own, once NVML corrects them: what an MPS client has it may never report.
+    with_program = owner != process and process not in tick.side_by_side
+    waited = all_waits.waits(with_program=with_program)
+    open_ns = min(launches * waited.waited_ns, tick.interval_ns) if waited else tick.interval_ns
+    durations = known.of(functions, with_program=with_program) if mean_ns is None else [mean_ns] * len(counts)
     limit, kernels = tick.sm_limits.get(process, 1.0), 0
     time_ns = seemed_ns = graph_ns = 0.0
     units: dict[Unit, float] = {}
@@ -255,7 +314,8 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, tu
     if durations is not None:
         units[owner, 0] = seemed_ns
     graph_ratio = graph_ns / time_ns if time_ns else 0.0
-    return ProcessWork(owner, units, time_ns, open_ns, kernels, graph_ratio, mean_ns is not None)
+    burst_ns = seemed_ns / launches * waited.launches_between_waits if waited else 0.0
+    return ProcessWork(owner, units, time_ns, open_ns, kernels, graph_ratio, mean_ns is not None, burst_ns)
 
 
 def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:

@@ -9,6 +9,7 @@ more than its launches explain, with the error of their durations; the rest of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from agent.core.model import DeviceReading, DeviceUuid, ProcessId, Provenance, T
 
 N = TypeVar("N", int, float)
 _MOST_PENDING: Final = 1.0  # ticks of the whole device
+MEASURED_ERROR: Final = 0.015  # of the device: its figure is of samples that are not quite the tick's
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Work:
     memory_bytes: int | None
     peer_tx_bytes: int = 0
     peer_rx_bytes: int = 0
-    sm_error_ns: float | None = None
+    sm_error_ns: float | None = None  # by how much the estimate may be raised or lowered
+    sm_bound_ns: float | None = None  # within which it is in nine of ten ticks; None: sm_error_ns
     memory_peak_bytes: int | None = None
     memory_by_kind: Mapping[str, int] = field(default_factory=dict)
     memory_by_age: Mapping[str, int] = field(default_factory=dict)
@@ -87,10 +90,11 @@ def attribute(
     usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
     for w in work:
         if measured:
-            usage[w.process] = replace(usage[w.process], sm_provenance=Provenance.MEASURED, sm_error_ratio=0.0)
+            exact = replace(usage[w.process], sm_provenance=Provenance.MEASURED, sm_error_ratio=MEASURED_ERROR)
+            usage[w.process] = exact
         elif sm[w.process] is not None:
-            own = errors[w.process]
-            known = None if own is None else min(1.0, (own * own + error * error) ** 0.5)
+            own = _ratio(w.sm_error_ns if w.sm_bound_ns is None else w.sm_bound_ns, interval_ns)
+            known = None if own is None else min(1.0, math.hypot(own, error))
             usage[w.process] = replace(usage[w.process], sm_error_ratio=known)
     return Attribution(reading, usage, _remainder(reading, usage.values()), left)
 

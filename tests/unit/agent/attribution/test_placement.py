@@ -23,10 +23,11 @@ from agent.collectors.samples import (
     Probed,
     ProcessesListed,
     ProcessMemory,
+    ProcessUtilization,
     Sample,
 )
 from agent.containers.gpu_processes import GpuProcess
-from agent.core.model import Container, ContainerKey, DeviceReading, DeviceUuid, Process, ProcessId
+from agent.core.model import Container, ContainerKey, DeviceReading, DeviceUuid, Process, ProcessId, Provenance
 from agent.node.procfs import Procfs
 from agent.probes.events import FunctionNames
 from tests.support.snapshots import GPU_0, GPU_1, device
@@ -238,3 +239,19 @@ def test_claims_never_exceed_what_there_is_and_small_ones_come_first(claims: dic
     if by_process:
         part = max(0, limit) // len(by_process)
         assert all(found[process] == size for process, size in by_process.items() if size <= part)
+
+
+def test_where_a_process_works_on_devices_that_are_not_known_it_has_what_nvml_says() -> None:
+    node = Node()
+    node.assumed = ()
+    for _ in range(8):
+        node.launches += 100
+        unplaced = LaunchCount(HONEST, None, 7, node.launches, node.launches, node.launches * 64, 128)
+        where = [listed(HONEST, GPU_0), listed(ProcessId(99, 1), GPU_0), listed(HONEST, GPU_1)]
+        used = [ProcessUtilization(HONEST.tgid, GPU_0, 0.3), ProcessUtilization(HONEST.tgid, GPU_1, 0.1)]
+        parts = node.tick(*where, *used, unplaced)
+    shared, alone = (parts[uuid].attribution.usage[HONEST] for uuid in (GPU_0, GPU_1))
+    assert 0 < (shared.sm_ratio or 0.0) <= 0.5
+    assert (shared.sm_error_ratio or 0.0) > 0.05
+    assert (alone.sm_ratio, alone.sm_provenance) == (0.5, Provenance.MEASURED)
+    assert work_of(parts[GPU_0], HONEST).launches is None  # unknown, not none

@@ -12,7 +12,7 @@ import pytest
 
 from agent.attribution.counters import FunctionLaunches
 from agent.attribution.durations import FunctionTimes
-from agent.attribution.process_work import Tick
+from agent.attribution.process_work import ProcessWork, Tick
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.collectors.samples import Delivered
 from agent.core.model import ProcessId
@@ -35,6 +35,7 @@ def tick(
     *,
     programs: Mapping[ProcessId, str] | None = None,
     deliveries: Sequence[Delivered] = (),
+    unseen: Mapping[ProcessId, float] | None = None,
 ) -> Tick:
     busy_ns = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
     return Tick(
@@ -48,6 +49,8 @@ def tick(
         sm_limits=limits or {},
         programs=programs or {},
         deliveries={process: [one for one in deliveries if one.process == process] for process in work},
+        unseen_ns={process: ratio * SECOND for process, ratio in (unseen or {}).items()},
+        credited_ns=sum([*(busy or {}).values(), *(unseen or {}).values()]) * SECOND,
     )
 
 
@@ -158,6 +161,61 @@ def test_work_that_no_probe_sees_is_not_taken_for_that_of_others() -> None:
         estimates = device.observe(tick(0.45, work), others=True)
     assert ratio(estimates, A) == pytest.approx(0.15, abs=0.02)
     assert ratio(estimates, B) == pytest.approx(0.10, abs=0.02)
+
+
+def test_work_that_no_probe_sees_has_what_nvml_credits_it_with_and_the_others_leave() -> None:
+    rng, found = random.Random(2), []
+    device = SmTime(learned(waited(A, 10, 10_000_000), waited(B, 10, 10_000_000)))
+    for second in range(120):
+        credited = polls(rng, {A: 0.15, B: 0.10, C: 0.6})
+        work = {A: {1: launched(150)}, B: {1: launched(100)}}
+        busy = {process: credited[process] for process in (A, B) if process in credited}
+        estimates = device.observe(tick(0.55, work, busy, unseen={C: credited.get(C, 0.0)}), others=True)
+        if second >= 20:
+            found.append(estimates[C])
+    assert sum((one.sm_ns or 0.0) / SECOND for one in found) / len(found) == pytest.approx(0.3, abs=0.05)
+    assert ratio(estimates, A) == pytest.approx(0.15, abs=0.03)
+    assert all(abs((one.sm_ns or 0.0) / SECOND - 0.3) <= (one.error_ns or 0.0) / SECOND for one in found)
+
+
+def test_a_process_that_is_only_not_seen_yet_takes_nothing_from_others() -> None:
+    device = SmTime(learned(waited(A, 10, 10_000_000)))
+    for _ in range(10):
+        device.observe(tick(0.15, {A: {1: launched(150)}}))
+    first = device.observe(tick(0.75, {A: {1: launched(150)}}, unseen={B: 0.9}), others=True)
+    then = device.observe(tick(0.75, {A: {1: launched(150)}, B: {2: launched(600)}}))
+    assert B not in first
+    assert ratio(then, A) == pytest.approx(0.15, abs=0.02)
+
+
+def test_its_own_waits_tell_more_of_a_process_than_those_of_its_program() -> None:
+    rng = random.Random(4)
+    times = learned(waited(A, 10, 10_000_000), waited(B, 10, 2_000_000))
+    device = SmTime(times)
+    for _ in range(60):  # equal grids, so that the program's functions are one
+        seen = [waited(A, 10, 10_000_000), *[waited(B, 10, 2_000_000)] * 5]
+        work = {A: {1: launched(300)}, B: {1: launched(1500)}}
+        busy = polls(rng, {A: 0.3, B: 0.3})
+        estimates = device.observe(tick(0.6, work, busy, programs={A: "job", B: "job"}, deliveries=seen))
+    assert ratio(estimates, A) == pytest.approx(0.3, abs=0.05)
+    assert ratio(estimates, B) == pytest.approx(0.3, abs=0.05)
+
+
+@pytest.mark.parametrize("burst", [0.05, 0.2])
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.4])
+def test_what_runs_in_another_tick_than_it_was_launched_in_is_within_the_bound(burst: float, pause: float) -> None:
+    """Bursts that are launched at once, run, and are waited for; then a pause: ticks begin at any time."""
+    rng, period = random.Random(6), burst + pause
+
+    def ahead(at: float) -> float:
+        """Launched by then, and not run yet."""
+        return max(0.0, burst - at % period)
+
+    starts = [rng.uniform(0, 1000 * period) for _ in range(5000)]
+    off = [ahead(at) - ahead(at + rng.uniform(0.5, 1.5)) for at in starts]
+    seen = (sum(one * one for one in off) / len(off)) ** 0.5
+    work = ProcessWork(A, {}, open_ns=burst / period * SECOND, burst_ns=burst * SECOND)
+    assert work.border_sigma_ns(SECOND) / SECOND == pytest.approx(seen, rel=0.1)
 
 
 def test_a_process_that_never_waits_gets_what_the_others_leave() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution.split import Present, Work, attribute, split_activity, without_instances
+from agent.attribution.split import MEASURED_ERROR, Present, Work, attribute, split_activity, without_instances
 from agent.core.model import Device, DeviceReading, DeviceUuid, ProcessId, Provenance
 
 DEVICE = Device(0, DeviceUuid("GPU-1"), "GPU", "0000:01:00.0", 132, 80 << 30)
@@ -140,7 +140,7 @@ def test_a_device_is_measured_only_where_nvml_lists_the_one_process_that_worked_
     reading = DeviceReading(DEVICE, sm_activity_ratio=0.8)
     known = Work(process(2), 10, 0.5 * SECOND, 0, 0, 0, sm_error_ns=0.02 * SECOND)
     sole = attribute(reading, [known], SECOND, Present(sole=process(2))).usage[process(2)]
-    assert (sole.sm_ratio, sole.sm_provenance, sole.sm_error_ratio) == (0.8, Provenance.MEASURED, 0.0)
+    assert (sole.sm_ratio, sole.sm_provenance, sole.sm_error_ratio) == (0.8, Provenance.MEASURED, MEASURED_ERROR)
     shared = attribute(reading, [known], SECOND, Present(others=True))
     usage = shared.usage[process(2)]
     assert usage.sm_ratio == pytest.approx(0.52)
