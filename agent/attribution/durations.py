@@ -148,7 +148,6 @@ Owner = ProcessId | str  # a process, or all those that run a program
 Functions = Sequence[tuple[int, int]]  # (function, launches)
 OTHER = 0  # any function that a delivery does not list
 _DOWN, _UP = 0.3, 0.08
-_CROWDED_UP = 0.015
 _MEMORY = 0.995  # weight of a delivery against the next one
 _FIRST = 8  # deliveries that move the durations both ways alike
 _KEPT = 32
@@ -241,21 +240,18 @@ class OwnerTimes:
 class FunctionTimes:
     """See the module. Durations are of a process alone on the device, with the SMs that it may use."""
 
+    up: float = _UP
     _times: dict[Owner, OwnerTimes] = field(default_factory=dict)
 
-    def observe(
-        self, owner: Owner, delivery: Delivered, functions: Functions | None = None, *, crowded: bool = False
-    ) -> None:
-        """Takes one delivery in. `functions`: in place of those that it lists. `crowded`: neighbours make nearly all
-        longer, so that durations have to keep nearer to the shortest ones."""
+    def observe(self, owner: Owner, delivery: Delivered, functions: Functions | None = None) -> None:
+        """Takes one delivery in. `functions`: in place of those that it lists."""
         measured = delivered_ns(delivery)
         if not delivery.launches or measured <= 0:
             return
         times = self._times.get(owner)
         if times is None:
             times = self._times[owner] = OwnerTimes()
-        up = _CROWDED_UP if crowded else _UP
-        times.observe(delivery, delivery.functions if functions is None else functions, measured, up)
+        times.observe(delivery, delivery.functions if functions is None else functions, measured, self.up)
 
     def of(self, owner: Owner) -> OwnerTimes | None:
         """None before the owner's first delivery."""
@@ -272,6 +268,7 @@ class FunctionTimes:
             self._times.pop(owner, None)
 
 
+_PROGRAM_UP: Final = 0.015  # they are many: there is time to find the lower edge of all their deliveries
 _MOST_PROGRAMS: Final = 256
 
 
@@ -284,7 +281,7 @@ def shape_of(one: FunctionLaunches) -> int:
 class ProgramTimes:
     """Durations by program, of one device. The program that was used longest ago is dropped first."""
 
-    _times: FunctionTimes = field(default_factory=FunctionTimes)
+    _times: FunctionTimes = field(default_factory=lambda: FunctionTimes(_PROGRAM_UP))
     _used: dict[str, None] = field(default_factory=dict)
 
     def observe(
@@ -303,7 +300,7 @@ class ProgramTimes:
             shapes = {function: shape_of(one) for function, one in launched.items()}
             for delivery in mine:
                 functions = [(shapes.get(function, OTHER), count) for function, count in delivery.functions]
-                self._times.observe(program, delivery, functions, crowded=True)
+                self._times.observe(program, delivery, functions)
         while len(self._used) > _MOST_PROGRAMS:
             oldest = next(iter(self._used))
             del self._used[oldest]

@@ -109,10 +109,9 @@ class AttributionEngine:
 
     def tick(self, samples: Sequence[Sample], inputs: TickInputs, interval_ns: int) -> list[DeviceTick]:
         """One part per device that was read. MIG: what instances did is not in the part of their GPU."""
-        clients = {tgid for tgid, _ in inputs.side_by_side}
         for process, deliveries in inputs.deliveries.items():
             for delivery in deliveries:
-                self._times.observe(process, delivery, crowded=process.tgid in clients)
+                self._times.observe(process, delivery)
         self._placements.observe(samples, inputs, self.members.get, interval_ns)
         counted = self._deltas.tick(samples, self._placements.resolve, interval_ns)
         self._unlisted += len(self._deltas.unlisted)

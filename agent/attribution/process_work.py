@@ -292,8 +292,9 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, tu
     nvml.observe(predicted_ns, launches, _nvml_tick(tick, process, turns))
     owner = process if nvml.is_known else tick.programs.get(process, process)
     mean_ns = None if predicted_ns else nvml.per_launch_ns()
-    # Its own, once NVML corrects them: what an MPS client has it may never report.
-    with_program = owner != process and process not in tick.side_by_side
+    # Its own, once NVML corrects them. Neighbours make nearly all waits of an MPS client longer: its program's times
+    # keep nearer to the shortest ones.
+    with_program = owner != process or process in tick.side_by_side
     waited = all_waits.waits(with_program=with_program)
     open_ns = min(launches * waited.waited_ns, tick.interval_ns) if waited else tick.interval_ns
     durations = known.of(functions, with_program=with_program) if mean_ns is None else [mean_ns] * len(counts)
