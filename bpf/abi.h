@@ -34,7 +34,7 @@ enum lost {
 	LOST_LAUNCH_FUNCTION, /* `launches` full: counted in `other_launches` instead, without its function */
 	LOST_LAUNCH, /* not even that: a launch is missing */
 	LOST_PROCESS, /* `processes` full */
-	LOST_THREAD, /* `threads` full */
+	LOST_THREAD, /* `context_stacks` full, or no memory for what is known of a thread */
 	LOST_ALLOCATION, /* `allocations` full: live bytes are short, or may come to be */
 	LOST_MEMORY, /* `memory` full */
 	LOST_COPY, /* `copies` full */

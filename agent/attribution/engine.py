@@ -15,7 +15,7 @@ from agent.attribution.counters import CountedWork, CounterDeltas, Owner
 from agent.attribution.durations import FunctionTimes
 from agent.attribution.inputs import TickInputs
 from agent.attribution.placement import Placements, fitted
-from agent.attribution.process_work import Tick, poll_error
+from agent.attribution.process_work import Tick, Unseen, poll_error
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.attribution.split import Attribution, Present, Work, attribute, without_instances
 from agent.attribution.unprobed import Launched, ProcessTick, UnprobedWork
@@ -198,16 +198,16 @@ class AttributionEngine:
     ) -> DeviceTick:
         device = reading.device.uuid
         unseen = self._unseen_on(inputs, device)
-        others = bool(unseen) or self._may_have_others(inputs, device)
+        busy = sum(ratio for (_, on), ratio in inputs.utilization.items() if on == device)
+        others = self._others(inputs, device, unseen, busy, interval_ns)
         estimates = self._sm_time.setdefault(device, SmTime(self._times)).observe(
-            self._tick(reading, interval_ns, counted, inputs, on_many, unseen), others=others
+            self._tick(reading, interval_ns, counted, inputs, on_many), others
         )
         for tgid in inputs.tgids_on(device):
             process = inputs.by_tgid.get(tgid)
             if process is not None:
                 counted.setdefault(process, CountedWork())
         memory = _memory(reading, inputs, counted)
-        busy = sum(ratio for (_, on), ratio in inputs.utilization.items() if on == device)
         of_device = _DeviceWork(reading, interval_ns, inputs, memory, busy, self.sees_returns, unseen)
         work, orphaned = [], 0
         for process, mine in counted.items():
@@ -220,7 +220,7 @@ class AttributionEngine:
         newcomers = {process for process, mine in counted.items() if mine.is_new}
         present = Present(
             sole=inputs.sole_on(device) if not orphaned and not newcomers else None,
-            others=orphaned > 0 or others,
+            others=orphaned > 0 or others is not None,
             newcomers=newcomers,
         )
         attribution = attribute(reading, work, interval_ns, present, self._pending.get(device, {}))
@@ -235,7 +235,6 @@ class AttributionEngine:
         counted: Mapping[ProcessId, CountedWork],
         inputs: TickInputs,
         on_many: Collection[ProcessId],
-        unseen: Collection[ProcessId],
     ) -> Tick:
         device, activity = reading.device.uuid, reading.sm_activity_ratio
         busy = {p: r for p in counted if (r := inputs.utilization_of(p, device)) is not None}
@@ -254,8 +253,6 @@ class AttributionEngine:
             },
             deliveries=inputs.deliveries,
             on_many_devices=on_many,
-            unseen_ns={p: (inputs.utilization_of(p, device) or 0.0) * interval_ns for p in unseen},
-            credited_ns=sum(ratio for (_, on), ratio in inputs.utilization.items() if on == device) * interval_ns,
         )
 
     def _unseen_on(self, inputs: TickInputs, device: DeviceUuid) -> list[ProcessId]:
@@ -268,9 +265,18 @@ class AttributionEngine:
         unseen = [process for process in listed if process not in inputs.probed or process in elsewhere]
         return [p for p in unseen if not (member := self.members.get(p)) or not member.is_mps_server]
 
-    def _may_have_others(self, inputs: TickInputs, device: DeviceUuid) -> bool:
-        """Whether processes of which nothing is known may work there: NVML lists none, or one without a number here."""
-        return device not in inputs.listing or any(tgid not in inputs.by_tgid for tgid in inputs.tgids_on(device))
+    def _others(
+        self, inputs: TickInputs, device: DeviceUuid, unseen: Collection[ProcessId], busy: float, interval_ns: int
+    ) -> Unseen | None:
+        """NVML's time of these and of all; None: no other process may work there.
+
+        One may where NVML lists no processes at all, or one without a number here.
+        """
+        unknown = any(tgid not in inputs.by_tgid for tgid in inputs.tgids_on(device))
+        if not (unseen or unknown or device not in inputs.listing):
+            return None
+        own_ns = {process: (inputs.utilization_of(process, device) or 0.0) * interval_ns for process in unseen}
+        return Unseen(own_ns, busy * interval_ns)
 
     def _functions(self, attribution: Attribution, process: ProcessId, counted: CountedWork) -> list[FunctionWork]:
         device = attribution.reading.device.uuid

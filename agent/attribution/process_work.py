@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agent.attribution.contention import SmDemand, sm_fraction
@@ -60,8 +61,6 @@ class Tick:
     on_many_devices: Collection[ProcessId] = ()
     programs: Mapping[ProcessId, str] = field(default_factory=dict)  # of those that work on this device alone
     deliveries: Mapping[ProcessId, Sequence[Delivered]] = field(default_factory=dict)  # of any process
-    unseen_ns: Mapping[ProcessId, float] = field(default_factory=dict)  # NVML's, of those whose launches are not seen
-    credited_ns: float = 0.0  # NVML's, of all
 
 
 class Figure(NamedTuple):
@@ -193,22 +192,29 @@ class NvmlTime:
         return self.value if self.is_known and not self.by_waits else None
 
 
+class Unseen(NamedTuple):
+    """NVML's time in a tick of processes whose launches are not seen, and of all on the device."""
+
+    own_ns: Mapping[ProcessId, float] = MappingProxyType({})
+    all_ns: float = 0.0
+
+
 @dataclass(slots=True)
 class PolledTime:
-    """NVML's time of processes whose launches are not seen, over the last ticks: each one is but a few polls."""
+    """The same over the last ticks: each one is but a few polls."""
 
     own_ns: dict[ProcessId, float] = field(default_factory=dict)
     all_ns: float = 0.0
     interval_ns: float = 0.0
     ticks: int = 0
 
-    def observe(self, tick: Tick) -> None:
+    def observe(self, now: Unseen, interval_ns: int) -> None:
         """Adds a tick."""
         self.ticks += 1
-        before = {process: ns * _POLL_MEMORY for process, ns in self.own_ns.items() if process in tick.unseen_ns}
-        self.own_ns = {process: before.get(process, 0.0) + ns for process, ns in tick.unseen_ns.items()}
-        self.all_ns = self.all_ns * _POLL_MEMORY + tick.credited_ns
-        self.interval_ns = self.interval_ns * _POLL_MEMORY + tick.interval_ns
+        before = {process: ns * _POLL_MEMORY for process, ns in self.own_ns.items() if process in now.own_ns}
+        self.own_ns = {process: before.get(process, 0.0) + ns for process, ns in now.own_ns.items()}
+        self.all_ns = self.all_ns * _POLL_MEMORY + now.all_ns
+        self.interval_ns = self.interval_ns * _POLL_MEMORY + interval_ns
 
     def share(self, *, of_sms: bool) -> Figure | None:
         """What all of them had, of the device; None: NVML credits them with nothing, or they may just not be seen yet.

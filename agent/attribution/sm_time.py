@@ -30,6 +30,7 @@ from agent.attribution.process_work import (
     Tick,
     Turns,
     Unit,
+    Unseen,
     work_of,
 )
 from agent.core.model import ProcessId
@@ -107,8 +108,8 @@ class SmTime:
     _polled: PolledTime = field(default_factory=PolledTime)
     _unseen: Figure | None = None  # what NVML says of work that no probe sees, of the device
 
-    def observe(self, tick: Tick, *, others: bool = False) -> dict[ProcessId, Estimate]:
-        """Learns from a tick, and estimates it. `others`: some that are not in it may have worked, too."""
+    def observe(self, tick: Tick, unseen: Unseen | None = None) -> dict[ProcessId, Estimate]:
+        """Learns from a tick, and estimates it. `unseen`: others may have worked that are not in it; None: not so."""
         self._programs.observe(tick.deliveries, tick.programs, tick.work)
         turns = Turns.of(tick)
         works = {
@@ -119,14 +120,14 @@ class SmTime:
         self._drop({work.owner for work in works.values() if work.by_nvml != self._of(work.owner).by_nvml})
         for work in works.values():
             self._of(work.owner).by_nvml = work.by_nvml
-        if others:
-            self._polled.observe(tick)
-        else:
+        if unseen is None:
             self._polled = PolledTime()
+        else:
+            self._polled.observe(unseen, tick.interval_ns)
         self._unseen = self._polled.share(of_sms=tick.is_share_of_sms)
         if tick.activity_ns is not None and tick.interval_ns:
             units = {unit: ns / tick.interval_ns for unit, ns in _sum(works.values()).items()}
-            if others:
+            if unseen is not None:
                 units[_UNSEEN] = 1.0
             self._evidence.add(units, tick.activity_ns / tick.interval_ns, self._factor)
             self._update_demands(tick, works)
@@ -135,7 +136,7 @@ class SmTime:
         self._solve()
         self._owners = {o: one for o, one in self._owners.items() if isinstance(o, ProcessId) or one.is_active}
         estimates = {process: self._estimate(work, tick, process) for process, work in works.items()}
-        return estimates | (self._estimates_of_unseen(tick) if others else {})
+        return estimates | self._estimates_of_unseen(tick.interval_ns)
 
     def gpu_ns(self, process: ProcessId, function: int) -> float | None:
         """GPU time per launch, on the SMs that the function keeps busy; None while it is unknown."""
@@ -256,13 +257,13 @@ class SmTime:
             return solved.value
         return 0.0 if unit[1] or unit == _UNSEEN else 1.0
 
-    def _estimates_of_unseen(self, tick: Tick) -> dict[ProcessId, Estimate]:
+    def _estimates_of_unseen(self, interval_ns: int) -> dict[ProcessId, Estimate]:
         """Of those that NVML credits with time, by their parts of it; the error is that of what they had in a tick."""
         solved = self._solved.get(_UNSEEN)
         if self._unseen is None or solved is None or solved.sigma is None or math.isinf(solved.sigma):
             return {}
         error = NINETY_PERCENT * math.hypot(_ALIKE_IN_TURNS * solved.sigma, self._error)
-        parts = {process: self._polled.part(process) * tick.interval_ns for process in tick.unseen_ns}
+        parts = {process: self._polled.part(process) * interval_ns for process in self._polled.own_ns}
         return {process: Estimate(part * solved.value, part * error) for process, part in parts.items()}
 
     def _estimate(self, work: ProcessWork, tick: Tick, process: ProcessId) -> Estimate:

@@ -12,7 +12,7 @@ import pytest
 
 from agent.attribution.counters import FunctionLaunches
 from agent.attribution.durations import FunctionTimes
-from agent.attribution.process_work import ProcessWork, Tick
+from agent.attribution.process_work import ProcessWork, Tick, Unseen
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.collectors.samples import Delivered
 from agent.core.model import ProcessId
@@ -35,7 +35,6 @@ def tick(
     *,
     programs: Mapping[ProcessId, str] | None = None,
     deliveries: Sequence[Delivered] = (),
-    unseen: Mapping[ProcessId, float] | None = None,
 ) -> Tick:
     busy_ns = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
     return Tick(
@@ -49,8 +48,6 @@ def tick(
         sm_limits=limits or {},
         programs=programs or {},
         deliveries={process: [one for one in deliveries if one.process == process] for process in work},
-        unseen_ns={process: ratio * SECOND for process, ratio in (unseen or {}).items()},
-        credited_ns=sum([*(busy or {}).values(), *(unseen or {}).values()]) * SECOND,
     )
 
 
@@ -158,7 +155,7 @@ def test_work_that_no_probe_sees_is_not_taken_for_that_of_others() -> None:
     device = SmTime(learned(waited(A, 10, 10_000_000), waited(B, 10, 10_000_000)))
     for _ in range(40):
         work = {A: {1: launched(150)}, B: {1: launched(100)}}
-        estimates = device.observe(tick(0.45, work), others=True)
+        estimates = device.observe(tick(0.45, work), Unseen())
     assert ratio(estimates, A) == pytest.approx(0.15, abs=0.02)
     assert ratio(estimates, B) == pytest.approx(0.10, abs=0.02)
 
@@ -170,7 +167,8 @@ def test_work_that_no_probe_sees_has_what_nvml_credits_it_with_and_the_others_le
         credited = polls(rng, {A: 0.15, B: 0.10, C: 0.6})
         work = {A: {1: launched(150)}, B: {1: launched(100)}}
         busy = {process: credited[process] for process in (A, B) if process in credited}
-        estimates = device.observe(tick(0.55, work, busy, unseen={C: credited.get(C, 0.0)}), others=True)
+        unseen = Unseen({C: credited.get(C, 0.0) * SECOND}, sum(credited.values()) * SECOND)
+        estimates = device.observe(tick(0.55, work, busy), unseen)
         if second >= 20:
             found.append(estimates[C])
     assert sum((one.sm_ns or 0.0) / SECOND for one in found) / len(found) == pytest.approx(0.3, abs=0.05)
@@ -182,7 +180,7 @@ def test_a_process_that_is_only_not_seen_yet_takes_nothing_from_others() -> None
     device = SmTime(learned(waited(A, 10, 10_000_000)))
     for _ in range(10):
         device.observe(tick(0.15, {A: {1: launched(150)}}))
-    first = device.observe(tick(0.75, {A: {1: launched(150)}}, unseen={B: 0.9}), others=True)
+    first = device.observe(tick(0.75, {A: {1: launched(150)}}), Unseen({B: 0.9 * SECOND}, 0.9 * SECOND))
     then = device.observe(tick(0.75, {A: {1: launched(150)}, B: {2: launched(600)}}))
     assert B not in first
     assert ratio(then, A) == pytest.approx(0.15, abs=0.02)
