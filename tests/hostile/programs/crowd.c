@@ -5,7 +5,7 @@
  * it can. `crowd WHAT…`, one after the other:
  *   functions  65600 functions that it invents, each launched once
  *   contexts   8300 contexts, most of them on devices that it invents
- *   threads    5000 threads at once, each of which sets its context and launches
+ *   threads    5000 threads at once, each of which pops a context and launches
  *   processes  3000 processes, one after the other, a launch in each
  *   sleepers   4200 processes at once, a launch in each
  *   five       five processes that each do what `functions` does
@@ -54,7 +54,9 @@ static void contexts(void)
 
 static void *stay(void *unused)
 {
-	cuCtxSetCurrent(NULL);
+	CUcontext context;
+
+	cuCtxPopCurrent(&context);
 	launch(16);
 	pause();
 	return unused;
