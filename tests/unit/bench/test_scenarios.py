@@ -84,3 +84,36 @@ def test_short_jobs_last_300_ms_and_come_one_after_another(seed: int) -> None:
     jobs = [tenant for tenant in scenario("short-jobs", seed).tenants if tenant.jobs]
     assert len(jobs) == 2
     assert all(option(tenant, "--seconds") == "0.3" for tenant in jobs)
+
+
+@given(SEEDS)
+def test_a_divided_gpu_has_two_on_one_instance_one_on_the_other_and_another_gpu_is_whole(seed: int) -> None:
+    one = scenario("mig", seed)
+    assert (one.gpus, one.mps) == (2, False)
+    assert [(tenant.instance, tenant.visible) for tenant in one.tenants] == [
+        (1, None),
+        (1, None),
+        (2, None),
+        (None, "1"),
+    ]
+
+
+@given(SEEDS)
+def test_kernels_of_unlike_length_differ_by_more_than_ten_times(seed: int) -> None:
+    short, long, _ = scenario("mixed-lengths", seed).tenants
+    waves = 4  # at most: --kernel-us is of one
+    assert float(option(short, "--kernel-us")) <= 60
+    assert float(option(long, "--kernel-us")) * waves >= 2000
+
+
+@given(SEEDS)
+def test_a_program_with_the_driver_in_it_works_beside_two_that_are_seen(seed: int) -> None:
+    assert [tenant.program for tenant in scenario("unseen", seed).tenants] == ["offline-static", "offline", "online"]
+
+
+@given(SEEDS)
+def test_graphs_and_contexts_are_older_than_the_agent_or_than_the_second_one(seed: int) -> None:
+    for kind, older, restarted in (("older", True, False), ("restarted", False, True)):
+        one = scenario(kind, seed)
+        assert (one.older, one.restarted, one.gpus) == (older, restarted, 2)
+        assert sum("--graph" in tenant.arguments for tenant in one.tenants) == 2
