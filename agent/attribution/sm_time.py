@@ -49,7 +49,7 @@ _ENOUGH_ROWS = 5
 _NEGLIGIBLE = 1e-6  # of a device
 _NO_DEMAND = SmDemand(0.0, 1.0, 0.0)
 # So much larger than the evidence says are the errors of processes that take turns: their waits are longer whenever the
-# others work, all ticks alike. By bench/attribution with the seeds 101 to 103, so that nine of ten ticks are within.
+# others work, all ticks alike. By bench/attribution with the seeds 101 and 102, so that nine of ten ticks are within.
 _ALIKE_IN_TURNS = 2.0
 _UNSEEN: Unit = ("", 0)  # work that no probe sees, where there may be some
 _UNSEEN_SIGMA = 0.5  # of the device

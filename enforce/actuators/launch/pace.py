@@ -52,7 +52,7 @@ class Pace:
 
     def __init__(self, rules: Map, control: Control) -> None:
         self._rules, self._control = rules, control
-        control.rules = 1
+        control.rules += 1
         self._seen: dict[Target, tuple[bytes, Level]] = {}
         self.foreign_writes = 0
 

@@ -47,6 +47,14 @@ def test_what_the_agent_writes_is_the_rule_of_the_next_launch(
     assert charged_ns(own_probes, driver, 300, by_agent=True, number=number)[0] == LAUNCH_NS
 
 
+def test_rules_of_the_agents_next_policy_have_numbers_of_their_own(own_probes: LibcudaProbes) -> None:
+    control, seen = own_probes.map("controls").share(1)[0], []
+    for _ in range(3):
+        Pace(own_probes.map("rules"), control)
+        seen.append(int(control.rules))
+    assert len(set(seen)) == 3
+
+
 def test_where_no_number_was_written_rules_are_looked_at_each_time(driver: Driver, own_probes: LibcudaProbes) -> None:
     assert charged_ns(own_probes, driver, 300, by_agent=False, number=0)[0] == LAUNCH_NS
 
