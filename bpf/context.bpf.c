@@ -259,8 +259,7 @@ PROBE("uprobe", context_enter)
 	struct call call = {
 		.a = arguments.first, .b = device_argument(COOKIE_SHAPE(cookie), &arguments), .cookie = cookie};
 
-	find_process(&id, cookie);
-	if (is_duplicate(ctx, cookie))
+	if (!begin_call(ctx, cookie, &id))
 		return 0;
 	keep_call(CALL_CONTEXT, &call);
 	return 0;

@@ -397,8 +397,7 @@ PROBE("uprobe", copy_enter)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 
-	find_process(&id, cookie);
-	if (!is_duplicate(ctx, cookie))
+	if (begin_call(ctx, cookie, &id))
 		enter_copy(ctx, cookie, &id, stream_of(ctx, cookie), 0);
 	return 0;
 }
@@ -419,8 +418,7 @@ PROBE("uprobe", prefetches_enter)
 	struct prefetches list = {arguments.second, arguments.third, arguments.fourth,
 				  arguments.fifth,  ARGUMENT_6(ctx), stream_of(ctx, cookie)};
 
-	find_process(&id, cookie);
-	if (!is_duplicate(ctx, cookie))
+	if (begin_call(ctx, cookie, &id))
 		count_prefetches(&list);
 	return 0;
 }
@@ -431,13 +429,14 @@ PROBE("uprobe", copy_wait_enter)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct process *process = find_process(&id, cookie);
+	struct thread *thread = own_thread();
 	__u64 stream = stream_of(ctx, cookie);
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate_of(thread, ctx, cookie))
 		return 0;
 	enter_copy(ctx, cookie, &id, stream, COPY_BLOCKS);
-	if (process)
-		begin_wait(&id, process, stream, bpf_ktime_get_ns());
+	if (process && thread)
+		begin_wait(&id, process, thread, stream, bpf_ktime_get_ns());
 	return 0;
 }
 

@@ -284,8 +284,7 @@ PROBE("uprobe", graph_enter)
 	__u64 sixth = ARGUMENT_6(ctx);
 	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
 
-	find_process(&id, cookie);
-	if (is_duplicate(ctx, cookie))
+	if (!begin_call(ctx, cookie, &id))
 		return 0;
 	if (COOKIE_SHAPE(cookie) == GRAPH_DESTROY) {
 		release_graph_memory(&id, call.a);

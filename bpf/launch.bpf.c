@@ -216,8 +216,7 @@ PROBE("uprobe", launch_many_enter)
 	struct arguments arguments = read_arguments(ctx);
 	__u32 count = arguments.second, device, begun = 0;
 
-	find_process(&id, cookie);
-	if (is_duplicate(ctx, cookie))
+	if (!begin_call(ctx, cookie, &id))
 		return 0;
 	device = count == 1 ? current_device() : DEVICE_UNKNOWN;
 	for (__u32 i = 0; i < MOST_OF_MANY && i < count; i++)

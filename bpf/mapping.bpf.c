@@ -80,8 +80,7 @@ PROBE("uprobe", mapping_enter)
 			    .d = bpf_ktime_get_ns(),
 			    .cookie = cookie};
 
-	find_process(&id, cookie);
-	if (is_duplicate(ctx, cookie))
+	if (!begin_call(ctx, cookie, &id))
 		return 0;
 	keep_call(CALL_MAPPING, &call);
 	return 0;

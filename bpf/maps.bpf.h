@@ -539,15 +539,14 @@ static __always_inline int is_duplicate_of(struct thread *thread, struct pt_regs
 	__u32 library = COOKIE_LIBRARY(cookie), symbol = COOKIE_SYMBOL(cookie);
 	__u64 file = file_of(library, address);
 
-	if (!last) {
-	} else if (last->address == address && last->stack == stack && last->symbol == symbol &&
-		   last->library != library && last->second != library && is_same_file(last->library, file)) {
+	if (last && last->address == address && last->stack == stack && last->symbol == symbol &&
+	    last->library != library && last->second != library && is_same_file(last->library, file)) {
 		last->second = library;
 		count_lost(LOST_DUPLICATE);
 		return 1;
-	} else {
-		*last = (struct last_entry){address, stack, symbol, library, NO_LIBRARY};
 	}
+	if (last)
+		*last = (struct last_entry){address, stack, symbol, library, NO_LIBRARY};
 	count_hit(cookie);
 	return 0;
 }

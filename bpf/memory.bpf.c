@@ -180,8 +180,7 @@ static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
 	__s64 *ret;
 
-	find_process(&id, cookie);
-	if (is_duplicate(ctx, cookie))
+	if (!begin_call(ctx, cookie, &id))
 		return 0;
 	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
 	call.stream = stream_of(ctx, cookie);

@@ -99,8 +99,7 @@ PROBE("uprobe", node_enter)
 	struct arguments arguments = read_arguments(ctx);
 	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
 
-	find_process(&id, cookie);
-	if (is_duplicate(ctx, cookie))
+	if (!begin_call(ctx, cookie, &id))
 		return 0;
 	switch (COOKIE_SHAPE(cookie)) {
 	case NODE_DESTROY:

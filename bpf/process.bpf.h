@@ -166,3 +166,10 @@ static __always_inline struct process *find_process(const struct process_id *id,
 	add_process(cookie);
 	return bpf_map_lookup_elem(&processes, id);
 }
+
+/* A call of a process, which is known from then on. False: it is the second probe of one call. */
+static __always_inline int begin_call(struct pt_regs *ctx, __u64 cookie, const struct process_id *id)
+{
+	find_process(id, cookie);
+	return !is_duplicate(ctx, cookie);
+}

@@ -226,17 +226,14 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 }
 
 /* For what this stream was given up to then. */
-static __always_inline void begin_wait(const struct process_id *id, struct process *process, __u64 stream,
-				       __u64 until_ns)
+static __always_inline void begin_wait(const struct process_id *id, struct process *process, struct thread *thread,
+				       __u64 stream, __u64 until_ns)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct thread *thread = own_thread();
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 	struct rule *rule = own_rule(id, thread, now);
 	__u64 busy = busy_total_of(process->slot, now), backlog;
 
-	if (!thread)
-		return;
 	if (takes_gate(rule) && open_of(process) && !thread->in_gate && process->slot < SLOTS) {
 		thread->in_gate = process->slot + 1;
 		count_waiting(process->slot, 1);
@@ -338,13 +335,14 @@ PROBE("uprobe", wait_enter)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
+	struct thread *thread = own_thread();
 	struct awaited awaited = {};
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate_of(thread, ctx, cookie))
 		return 0;
 	awaited_by(ctx, cookie, &id, &awaited);
-	if (process)
-		begin_wait(&id, process, awaited.stream, awaited.until_ns);
+	if (process && thread)
+		begin_wait(&id, process, thread, awaited.stream, awaited.until_ns);
 	return 0;
 }
 
@@ -369,11 +367,10 @@ PROBE("uprobe", query_enter)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
-	struct thread *thread;
+	struct thread *thread = own_thread();
 
-	if (is_duplicate(ctx, cookie) || !process || !open_of(process))
+	if (is_duplicate_of(thread, ctx, cookie) || !process || !open_of(process))
 		return 0;
-	thread = own_thread();
 	if (thread)
 		awaited_by(ctx, cookie, &id, &thread->awaited);
 	return 0;
@@ -389,7 +386,7 @@ PROBE("uretprobe", query_return)
 	if (!process)
 		return 0;
 	if ((__u32)answer == NOT_READY && open_of(process) && thread && !thread->wait_ns) {
-		begin_wait(&id, process, thread->awaited.stream, thread->awaited.until_ns);
+		begin_wait(&id, process, thread, thread->awaited.stream, thread->awaited.until_ns);
 		thread->spins = 1;
 	} else if ((__u32)answer == 0 && thread && thread->spins) {
 		end_wait(&id, process, 1); /* of any thread's request: another one may have ended its own */
