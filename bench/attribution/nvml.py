@@ -45,32 +45,36 @@ def _tgids(handle: Any) -> Iterator[int]:
 
 
 def _samples(handle: Any, since_us: int) -> list[tuple[int, int, float]]:
-    # No process has been active; and nothing is counted for each process where a GPU is divided.
-    with suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_NotSupported):
+    with suppress(pynvml.NVMLError_NotFound):  # no process has been active
         found = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         return [(int(s.timeStamp), int(s.pid), s.smUtil / 100) for s in found if s.smUtil <= 100]
     return []
 
 
-def _devices() -> Iterator[Any]:
-    """GPUs, and the MIG instances of those that are divided."""
+def _instances(gpu: Any) -> Iterator[Any]:
+    with suppress(pynvml.NVMLError_NotSupported):
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            with suppress(pynvml.NVMLError_NotFound):
+                yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+
+
+def _devices() -> Iterator[tuple[str, Any, bool]]:
+    """UUID and handle of each GPU and MIG instance, and whether NVML has utilisation by process: not where MIG is."""
     for index in range(pynvml.nvmlDeviceGetCount()):
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-        yield gpu
-        with suppress(pynvml.NVMLError_NotSupported):
-            for instance in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-                with suppress(pynvml.NVMLError_NotFound):
-                    yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, instance)
+        instances = list(_instances(gpu))
+        yield pynvml.nvmlDeviceGetUUID(gpu), gpu, not instances
+        yield from ((pynvml.nvmlDeviceGetUUID(instance), instance, False) for instance in instances)
 
 
 def main() -> None:
     """Polls until it is killed."""
     pynvml.nvmlInit()
-    handles = {pynvml.nvmlDeviceGetUUID(handle): handle for handle in _devices()}
-    newest_us = dict.fromkeys(handles, time.time_ns() // 1000 - _FIRST_LOOK_US)
+    devices = list(_devices())
+    newest_us = dict.fromkeys((uuid for uuid, _, _ in devices), time.time_ns() // 1000 - _FIRST_LOOK_US)
     while True:
-        for uuid, handle in handles.items():
-            samples = _samples(handle, newest_us[uuid])
+        for uuid, handle, has_samples in devices:
+            samples = _samples(handle, newest_us[uuid]) if has_samples else []
             newest_us[uuid] = max([newest_us[uuid], *(stamp for stamp, _, _ in samples)])
             row = {
                 "at_ns": time.monotonic_ns(),

@@ -184,12 +184,11 @@ def _mig(kind: str, seed: int, random: Random) -> Scenario:
     one, two, three, four = _loads(random, 4, 4)
     tenants = (
         Tenant("batch", "offline", batch(random, one), instance=1),
-        _some(random, "beside", two),
+        replace(_some(random, "beside", two), instance=1),
         Tenant("alone", "offline", batch(random, three), instance=2),
         Tenant("whole", "online", service(random, four), visible="1"),
     )
-    divided = tuple(replace(tenant, instance=1) if tenant.name.endswith("beside") else tenant for tenant in tenants)
-    return Scenario(kind, seed, 2, False, divided, mig="0:3g.40gb,2g.20gb")
+    return Scenario(kind, seed, 2, False, tenants, mig="0:3g.40gb,2g.20gb")
 
 
 def _unseen(kind: str, seed: int, random: Random) -> Scenario:
