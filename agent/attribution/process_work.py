@@ -289,11 +289,10 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, tu
     """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
     functions, rate = tick.work[process], tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
     counts = [rate * one.launches for one in functions.values()]
-    launches, all_waits, own = sum(counts), known, None
-    if process in tick.on_many_devices:  # it waits for the slowest one
-        known = Durations(None, known.program)
-    if known.own and known.own.waited_ratio >= _LEAST_WAITED:  # else the device was done long before
-        own = known.of(functions, with_program=False)
+    launches, own = sum(counts), None
+    here = Durations(None, known.program) if process in tick.on_many_devices else known  # it waits for the slowest one
+    if here.own and here.own.waited_ratio >= _LEAST_WAITED:  # else the device was done long before
+        own = here.of(functions, with_program=False)
     predicted_ns = _dot(counts, own) if own else 0.0
     nvml.observe(predicted_ns, launches, _nvml_tick(tick, process, turns))
     owner = process if nvml.is_known else tick.programs.get(process, process)
@@ -301,9 +300,9 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, tu
     # Its own, once NVML corrects them. Neighbours make nearly all waits of an MPS client longer: its program's times
     # keep nearer to the shortest ones.
     with_program = owner != process or process in tick.side_by_side
-    waited = all_waits.waits(with_program=with_program)
+    waited = known.waits(with_program=with_program)
     open_ns = min(launches * waited.waited_ns, tick.interval_ns) if waited else tick.interval_ns
-    durations = known.of(functions, with_program=with_program) if mean_ns is None else [mean_ns] * len(counts)
+    durations = here.of(functions, with_program=with_program) if mean_ns is None else [mean_ns] * len(counts)
     limit, kernels = tick.sm_limits.get(process, 1.0), 0
     time_ns = seemed_ns = graph_ns = 0.0
     units: dict[Unit, float] = {}
