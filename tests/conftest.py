@@ -6,8 +6,7 @@
 - With two workers (`pytest --numprocesses=2`) tests at the edge run beside those of probes, then those of the product
   from outside beside hostile programs, each with a copy of the simulated GPU's programs and libraries, then what is
   ASIDE, which has the CPU time that is left over.
-- In CI, a test that is no unit test and fails runs once more, and is listed as RERUN with what failed: those depend on
-  a machine that may stall. One that fails twice fails the run, and so do more than MOST_SECOND_TRIES of them.
+- In CI a test of SECOND_TRIES that fails runs once more, and is listed as RERUN with what failed. No other one does.
 - With CI in the environment, a run in which a test is skipped that is not in KNOWN_SKIPS fails: what a machine lacks
   must not look like what was tested.
 - CI tries the same examples each time; people try new ones; `--long` tries many new ones, wherever it runs.
@@ -25,8 +24,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-MOST_SECOND_TRIES: Final = 5
-"""More in one run are no accident"""
+SECOND_TRIES: Final[Mapping[str, str]] = {
+    "tests/e2e/enforcing/test_two_quantiles.py": "a service is to be late by its load, not by a machine that stalls",
+    "tests/e2e/enforcing/test_fixed_share.py": "shares of time that are measured over some seconds",
+    "tests/e2e/enforcing/test_deadlines.py": "requests that have to end within 60 ms",
+    "tests/e2e/observing/test_bench_attribution.py": "estimates by what NVML polled in a few seconds",
+    "tests/e2e/recovery/test_storm.py": "times from kills to processes that run",
+}
+"""Files of tests that judge what a stall of the machine changes, and why; at most five, none is the aim"""
 
 _NO_WHEEL = "no wheel was built: make release-check"
 KNOWN_SKIPS: Final[Mapping[str, str]] = {
@@ -122,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.path} is in no tier; move it into one of tests/{{{','.join(TIERS)}}}/")
         item.add_marker(tier)
-        if tier != "unit" and "CI" in os.environ:
+        if "CI" in os.environ and item.nodeid.startswith(tuple(f"{file}::" for file in SECOND_TRIES)):
             item.add_marker(pytest.mark.flaky(reruns=1))
         if tier in ("kernel", "driver", "e2e", "hostile") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"the {tier} tier needs root"))
@@ -189,7 +194,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Lists the second tries, with what failed at the first, and the skips that CI does not know."""
     if tries := second_tries(terminalreporter):
-        terminalreporter.section(f"a second try: {len(tries)}, of {MOST_SECOND_TRIES} at most")
+        terminalreporter.section(f"a second try: {len(tries)}")
         for report in tries:
             terminalreporter.write_line(f"{report.nodeid} ({report.when})")
             terminalreporter.write_line(report.longreprtext)
@@ -200,11 +205,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Turns success into failure where CI skipped what it should run, or needed too many second tries."""
+    """Turns success into failure where CI skipped what it should run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "CI" not in os.environ or reporter is None or session.exitstatus != pytest.ExitCode.OK:
         return  # a worker has no reporter: the process that started it judges
-    if unknown_skips(reporter) or len(second_tries(reporter)) > MOST_SECOND_TRIES:
+    if unknown_skips(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

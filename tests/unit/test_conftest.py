@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MOST_SECOND_TRIES
+from tests.conftest import SECOND_TRIES
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 PROPERTIES = """
@@ -41,24 +41,22 @@ def test_it(number):
 
 
 FIRST_FAILS = """
-import pytest
+tries = []
 
-tries = {}
-
-@pytest.mark.parametrize("number", range(COUNT))
-def test_it(number):
-    tries[number] = tries.get(number, 0) + 1
-    assert tries[number] == 2, "the first try"
+def test_it():
+    tries.append(1)
+    assert len(tries) == 2, "the first try"
 """
+ONE = "tests/sim/test_one.py"
 
 
-def run(folder: Path, test: str, *arguments: str, ci: bool, tier: str = "unit") -> subprocess.CompletedProcess[str]:
-    """pytest over a tree with this one test file in the tier."""
-    path = folder / "tests" / tier / "test_one.py"
+def run(folder: Path, test: str, *arguments: str, ci: bool, file: str = ONE) -> subprocess.CompletedProcess[str]:
+    """pytest over a tree with this one test file."""
+    path = folder / file
     path.parent.mkdir(parents=True)
     path.write_text(test)
     (folder / "tests" / "conftest.py").write_text(CONFTEST.read_text())
-    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n    {tier}\ntestpaths = tests\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n    {path.relative_to(folder).parts[1]}\ntestpaths = tests\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *arguments]
     environment |= {"CI": "true"} if ci else {}
@@ -85,26 +83,25 @@ def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("ci", "tier", "count", "passes"),
-    [
-        (True, "sim", MOST_SECOND_TRIES, True),
-        (True, "sim", MOST_SECOND_TRIES + 1, False),
-        (True, "unit", 1, False),
-        (False, "sim", 1, False),
-    ],
-)
-def test_what_depends_on_the_machine_has_a_second_try_in_ci_and_few_may_need_it(
-    tmp_path: Path, ci: bool, tier: str, count: int, passes: bool
-) -> None:
-    done = run(tmp_path, FIRST_FAILS.replace("COUNT", str(count)), ci=ci, tier=tier)
+NAMED = next(iter(SECOND_TRIES))
+
+
+@pytest.mark.parametrize(("ci", "file", "passes"), [(True, NAMED, True), (True, ONE, False), (False, NAMED, False)])
+def test_only_what_is_named_has_a_second_try_and_only_in_ci(tmp_path: Path, ci: bool, file: str, passes: bool) -> None:
+    done = run(tmp_path, FIRST_FAILS, ci=ci, file=file)
     assert (done.returncode == 0) == passes, done.stdout
-    assert ("test_it[0] (call)" in done.stdout) == (tier != "unit" and ci)
+    assert ("test_it (call)" in done.stdout) == passes
     assert "the first try" in done.stdout
 
 
+@pytest.mark.parametrize("file", SECOND_TRIES)
+def test_a_file_with_a_second_try_exists_and_there_are_few(file: str) -> None:
+    assert (CONFTEST.parents[1] / file).is_file()
+    assert len(SECOND_TRIES) <= 5
+
+
 def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
-    assert run(tmp_path, "def test_it(): assert False", ci=True, tier="sim").returncode == 1
+    assert run(tmp_path, "def test_it(): assert False", ci=True, file=NAMED).returncode == 1
 
 
 @pytest.mark.parametrize(("arguments", "counts"), [((), "tried 100 20"), (("--long",), "tried 1000 200")])
