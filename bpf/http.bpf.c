@@ -8,6 +8,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "gate.bpf.h"
 #include "http.h"
 #include "http_call.bpf.h"
 #include "http_connection.h"
@@ -93,6 +94,38 @@ static __always_inline void tally_for(__u32 watch, __u32 index, __u64 count)
 		__sync_fetch_and_add(&counts->tallies[WITHIN(index, TALLY_PLACES)], count);
 }
 
+/* The guardian looks through all stops then, so nothing is missed. */
+static __always_inline void count_lost_wake(void)
+{
+}
+
+static __always_inline void count_at_gates(__u32 slots, __s64 change)
+{
+	for (__u32 slot = 0; change && slot < SLOTS; slot++) {
+		if (slots >> slot & 1)
+			count_served(slot, change);
+	}
+}
+
+/*
+ * So many requests of the connection are in service: what the gates that it was told to do not know of. What one side of
+ * the connection says while the other side does may be late, until either says more.
+ */
+static __always_inline void tell_gates(struct http_connection *connection, __u32 slots, __u32 served)
+{
+	if (connection->slots != slots) {
+		count_at_gates(connection->slots, -(__s64)__sync_lock_test_and_set(&connection->told, 0));
+		connection->slots = slots;
+	}
+	count_at_gates(slots, (__s64)served - __sync_lock_test_and_set(&connection->told, served));
+}
+
+/* Of a connection that makes no sense any more nothing is known. */
+static __always_inline __u32 certainly_served(const struct http_connection *connection)
+{
+	return connection->closed || connection->astray ? 0 : http_in_service(connection);
+}
+
 /* No service gains by errors: they come fast, and say nothing of how long work takes. Whether it is a latency. */
 static __always_inline int record(__u32 index, const struct http_watch *watch, const struct http_outcome *outcome)
 {
@@ -137,6 +170,15 @@ static __always_inline void settle(const struct http_connection *connection, con
 		tally_for(connection->watch, found, outcome->count);
 }
 
+/* The socket's address is another connection's now, or its watch another one. */
+static __always_inline void forget_at_gates(__u64 key)
+{
+	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
+
+	if (connection)
+		tell_gates(connection, connection->slots, 0);
+}
+
 /* Whether what is in the slot may go; 0 only for a connection that is served, unless it `must`. */
 static __always_inline int vacate(__u32 slot, __u64 key, int must)
 {
@@ -150,6 +192,7 @@ static __always_inline int vacate(__u32 slot, __u64 key, int must)
 		return 0;
 	if (served)
 		tally_for(connection->watch, HTTP_EVICTED, served);
+	tell_gates(connection, connection->slots, 0);
 	bpf_map_delete_elem(&http_connections, &key);
 	return 1;
 }
@@ -184,6 +227,7 @@ static __always_inline struct http_connection *open_connection(struct sock *sock
 	__u32 zero = 0, slot;
 	struct http_connection *connection = bpf_map_lookup_elem(&http_blank, &zero);
 
+	forget_at_gates(key);
 	if (!connection || !take_slot(follower->watch, key, &slot) ||
 	    bpf_map_update_elem(&http_connections, &key, connection, BPF_ANY)) {
 		tally_for(follower->watch, HTTP_NO_CONNECTION, 1);
@@ -368,8 +412,10 @@ static __always_inline void note_call(const struct http_follower *follower, stru
 		return;
 	}
 	connection = connection_of(sock, follower);
-	if (connection)
-		follow(connection, watch, call, result);
+	if (!connection)
+		return;
+	follow(connection, watch, call, result);
+	tell_gates(connection, watch->slots, certainly_served(connection));
 }
 
 SEC("raw_tp/sys_exit")
@@ -408,6 +454,7 @@ int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
 	else if (state == HTTP_GONE)
 		http_abandon(connection, &outcome);
 	settle(connection, &outcome);
+	tell_gates(connection, connection->slots, certainly_served(connection));
 	if (state == HTTP_GONE)
 		bpf_map_delete_elem(&http_connections, &key);
 	return 0;

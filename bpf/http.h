@@ -38,6 +38,7 @@ struct http_watch {
 	__u16 path_length;
 	char path[HTTP_PATH]; /* how a request's target has to begin */
 	__u32 classes; /* bit n: a status of class n is recorded among the latencies */
+	__u32 slots; /* bit n: the container works on the device whose gate this is */
 };
 
 /* What one watch saw; only of requests for its path, tallies aside. */

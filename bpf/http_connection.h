@@ -35,6 +35,8 @@ struct http_connection {
 	__u32 watch;
 	__u32 epoch;
 	__u32 slot; /* of its watch */
+	__u32 told; /* requests in service that the gates know of … */
+	__u32 slots; /* … these gates */
 	__u8 is_fresh; /* seen from its beginning on */
 	__u8 spoke; /* a request was answered */
 	__u8 answering; /* the answer that is being written has a request */

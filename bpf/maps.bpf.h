@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "context.h"
 #include "copy.h"
+#include "gate.bpf.h"
 #include "graph.h"
 #include "launch.h"
 #include "mapping.h"
@@ -64,21 +65,6 @@ struct task_struct {
 		__uint(max_entries, entries);                                                                          \
 		__type(key, key_type);                                                                                 \
 		__type(value, value_type);                                                                             \
-	} name SEC(".maps")
-
-#define SHARED_ARRAY(name, value_type, entries)                                                                        \
-	struct {                                                                                                       \
-		__uint(type, BPF_MAP_TYPE_ARRAY);                                                                      \
-		__uint(map_flags, BPF_F_MMAPABLE);                                                                     \
-		__uint(max_entries, entries);                                                                          \
-		__type(key, __u32);                                                                                    \
-		__type(value, value_type);                                                                             \
-	} name SEC(".maps")
-
-#define RING(name, bytes)                                                                                              \
-	struct {                                                                                                       \
-		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                    \
-		__uint(max_entries, bytes);                                                                            \
 	} name SEC(".maps")
 
 #define NO_LIBRARY (~0u)
@@ -225,13 +211,10 @@ struct {
 	__type(value, __u64);
 } files SEC(".maps");
 BOUNDED_HASH(periodics, struct process_id, struct periodic, 1024);
-SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(links, struct link, LINKS);
 SHARED_ARRAY(turns, struct turn, SLOTS);
-SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
 RING(names, 2 * 1024 * 1024);
-RING(pauses, 128 * 1024); /* a record of each process in `stops`, and some of each in `holding` */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -318,6 +301,11 @@ static __always_inline void count_lost(__u32 reason)
 
 	if (count)
 		(*count)++;
+}
+
+static __always_inline void count_lost_wake(void)
+{
+	count_lost(LOST_EVENT);
 }
 
 /* Arguments beyond the fifth: in registers up to the sixth (x86-64) or the eighth (arm64), then on the stack. */

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "gate.bpf.h"
 #include "maps.bpf.h"
 
-/* A request that neither launches nor waits for so long counts as over: its wait may be one that we do not see. */
-#define DEFAULT_HOLD_NS 20000000ull
-/* And one that only waits, after so long: no count of ours may shut a gate for good. */
-#define LONGEST_WAIT_HOLDS 100
 /* A queue that nothing was added to for so long is taken for empty: elapsed × rate_ppm stays far from 64 bits. */
 #define LONGEST_DRAIN_NS 100000000000ull
 #define MOST_BLOCKS (1ull << 30)
@@ -14,8 +11,6 @@
 #define LOW_WATER_PERCENT 40
 /* A process goes on so long after it is due at most, if its guardian has a CPU: 0.13 to 0.18 ms were measured. */
 #define RESUME_NS 200000ull
-/* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
-#define STRETCH_GAP_NS 500000ll
 /*
  * Requests that keep the device for so long without a gap wait for each other, and whatever one of them is made to wait
  * for, all behind it wait for too. Far longer than that the device is busy, not behind.
@@ -29,64 +24,15 @@
 #define FOREIGN_PASS_NS 1000000000ull
 #define BUSY_NS 400000000ull
 
-static __always_inline struct control *get_control(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&controls, &zero);
-}
-
 /* Offline processes give way to the requests of such a process. */
 static __always_inline int takes_gate(const struct rule *rule)
 {
 	return rule && (rule->role == ROLE_ONLINE || rule->role == ROLE_PERIODIC);
 }
 
-static __always_inline struct gate *gate_of(__u32 slot)
-{
-	return slot < SLOTS ? bpf_map_lookup_elem(&gates, &slot) : NULL;
-}
-
 static __always_inline __u32 slot_of(const struct rule *rule, __u32 device)
 {
 	return device < ORDINALS ? rule->slots[device & (ORDINALS - 1)] : rule->slot_unknown;
-}
-
-/* When the online requests that run count as over, unless more is heard of them. */
-static __always_inline __u64 busy_end(const struct gate *gate)
-{
-	struct control *control = get_control();
-	__u64 hold = control && control->hold_ns ? control->hold_ns : DEFAULT_HOLD_NS;
-
-	return gate->last_online_ns + (gate->in_wait > 0 ? hold * LONGEST_WAIT_HOLDS : hold);
-}
-
-static __always_inline int is_busy(const struct gate *gate, __u64 now)
-{
-	return gate->open > 0 && now < busy_end(gate);
-}
-
-/* How long the requests that are open have run. */
-static __always_inline __u64 busy_for(const struct gate *gate, __u64 now)
-{
-	__u64 since = gate->busy_since_ns, end = busy_end(gate);
-
-	if (now < end)
-		end = now;
-	return since && end > since ? end - since : 0;
-}
-
-/* Time so far that online requests ran on the device; grows only while they do. */
-static __always_inline __u64 busy_total(const struct gate *gate, __u64 now)
-{
-	return gate->busy_total_ns + (gate->open > 0 ? busy_for(gate, now) : 0);
-}
-
-static __always_inline __u64 busy_total_of(__u32 slot, __u64 now)
-{
-	struct gate *gate = gate_of(slot);
-
-	return gate ? busy_total(gate, now) : 0;
 }
 
 static __always_inline void count_online(__u32 slot, __u64 blocks)
@@ -95,81 +41,6 @@ static __always_inline void count_online(__u32 slot, __u64 blocks)
 
 	if (gate)
 		__sync_fetch_and_add(&gate->online_blocks, blocks);
-}
-
-/* Wakes the guardian. Where the ring is full it looks through all stops. */
-static __always_inline void post_wake(struct wake *wake)
-{
-	struct control *control = get_control();
-
-	if (!bpf_ringbuf_output(&pauses, wake, sizeof(*wake), 0))
-		return;
-	count_lost(LOST_EVENT);
-	if (control)
-		__sync_fetch_and_add(&control->wakes_lost, 1);
-}
-
-/* An online thread's first launch since its last drained wait. */
-static __always_inline void open_gate_request(__u32 slot, __u64 now)
-{
-	struct gate *gate = gate_of(slot);
-
-	if (!gate)
-		return;
-	if (__sync_fetch_and_add(&gate->open, 1) > 0)
-		return;
-	gate->busy_since_ns = now;
-	__sync_fetch_and_add(&gate->requests, 1);
-	if ((__s64)(now - gate->last_free_ns) > STRETCH_GAP_NS) /* it may just have been freed, after `now` */
-		gate->stretch_since_ns = now;
-}
-
-/* More is heard of the open requests. If they counted as over they go on from here: the time between was none of theirs. */
-static __always_inline void revive_requests(struct gate *gate, __u64 now)
-{
-	__u64 since = gate->busy_since_ns, ran = busy_for(gate, now);
-
-	if (gate->open <= 0 || is_busy(gate, now))
-		return;
-	if (__sync_val_compare_and_swap(&gate->busy_since_ns, since, now) == since) {
-		__sync_fetch_and_add(&gate->busy_total_ns, ran);
-		gate->stretch_since_ns = now;
-		if (ran) /* else it has just begun, and found the device free */
-			__sync_fetch_and_add(&gate->requests, 1);
-	}
-}
-
-/* `count` online requests are over. The last one frees the device. */
-static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 now)
-{
-	struct gate *gate = gate_of(slot);
-	__s64 before;
-
-	if (!gate || count <= 0)
-		return;
-	gate->last_free_ns = now; /* before it is free: who comes next looks how long ago that was */
-	before = __sync_fetch_and_add(&gate->open, -count);
-	if (before > count || before <= 0)
-		return;
-	gate->busy_total_ns += busy_for(gate, now);
-	gate->busy_since_ns = 0;
-	if (gate->waiting && !__sync_val_compare_and_swap(&gate->free_posted, 0, 1))
-		post_wake(&(struct wake){.kind = PAUSE_FREE, .slot = slot});
-}
-
-/* An online thread enters (+1) or leaves (−1) a wait. */
-static __always_inline void count_waiting(__u32 slot, __s64 change)
-{
-	struct gate *gate = gate_of(slot);
-	__u64 now = bpf_ktime_get_ns();
-
-	if (!gate)
-		return;
-	if (change > 0)
-		revive_requests(gate, now);
-	else if (is_busy(gate, now))
-		gate->last_online_ns = now; /* the wait was part of the request, however long it was */
-	__sync_fetch_and_add(&gate->in_wait, change);
 }
 
 static __always_inline __u64 less(__u64 from, __u64 what)
@@ -283,8 +154,8 @@ static __always_inline int is_behind(const struct gate *gate, __u64 now)
 static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
 					    __u64 estimate, __u64 now)
 {
-	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now) &&
-	    (!(rule->flags & RULE_SOFT) || is_behind(gate, now)))
+	if ((rule->flags & RULE_GATE) && gate &&
+	    (rule->flags & RULE_SOFT ? is_busy(gate, now) && is_behind(gate, now) : is_shut(gate, now)))
 		return PAUSE_GATE;
 	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
 		return PAUSE_QUEUE;

@@ -110,7 +110,15 @@ struct gate {
 	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
 	__u64 free_posted; /* PAUSE_FREE is in the ring; reset by the guardian */
 	__u64 requests; /* how often an online request found it free or began to count again: each ended an idle gap */
+	__s64 served; /* requests that their service has read and not answered, as far as a signal sees them */
+	__u64 served_ns; /* when it read the last one of these */
+	__u64 trust; /* how surely a signal sees each request before it launches: TRUST_MOST at most */
 };
+
+/* A request that was seen before it launched adds one, one that was not takes some: one in 16 may come unseen. */
+#define TRUST_MOST 64
+#define TRUST_LOST 16
+#define TRUSTED 32
 
 /* One for all. */
 struct control {

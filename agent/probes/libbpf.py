@@ -15,13 +15,13 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from agent.core.errors import ProbeError, SetupError
@@ -60,6 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_map__set_max_entries": (c.c_int, [c.c_void_p, c.c_uint32]),
     "bpf_map__map_flags": (c.c_uint32, [c.c_void_p]),
     "bpf_map__set_map_flags": (c.c_int, [c.c_void_p, c.c_uint32]),
+    "bpf_map__reuse_fd": (c.c_int, [c.c_void_p, c.c_int]),
     "bpf_program__fd": (c.c_int, [c.c_void_p]),
     "bpf_program__set_expected_attach_type": (c.c_int, [c.c_void_p, c.c_int]),
     "bpf_program__set_autoload": (c.c_int, [c.c_void_p, c.c_bool]),
@@ -309,7 +310,8 @@ class BpfObject:
 
     With `multi` the named programs are loaded for uprobe_multi links, one of which holds any number of probes:
     detaching costs a grace period per link, which such links wait for together; single ones are detached one by one, so
-    a hundred take seconds. ProbeError before Linux 6.6. `also`: programs that are not loaded by default.
+    a hundred take seconds. ProbeError before Linux 6.6. `also`: programs that are not loaded by default. `shared`: the
+    maps of another object that it uses in place of its own, by their file descriptors.
     """
 
     def __init__(
@@ -319,6 +321,7 @@ class BpfObject:
         max_entries: dict[str, int] | None = None,
         multi: Collection[str] = (),
         also: Collection[str] = (),
+        shared: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.lib = Library()
         self.multi = bool(multi)  # its uprobes are of uprobe_multi links
@@ -327,6 +330,8 @@ class BpfObject:
             raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
         for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
             self._open(path, max_entries or {}, multi, also)
+            for name, fd in shared.items():
+                self._reuse(name, fd)
             if not self.lib.bpf_object__load(self._object):
                 break
             code = c.get_errno()
@@ -353,6 +358,10 @@ class BpfObject:
         for program in multi:
             self.lib.bpf_program__set_expected_attach_type(self._program(program), _UPROBE_MULTI)
         libbpf_log.clear()
+
+    def _reuse(self, name: str, fd: int) -> None:
+        if self.lib.bpf_map__reuse_fd(self._map(name), fd):
+            raise ProbeError(f"the map {name} of another BPF object cannot be used: {os.strerror(c.get_errno())}")
 
     def _takes_multi(self, program: str) -> bool:
         """Whether the kernel has the link: older ones load such programs, too; newer ones refuse / as no file."""

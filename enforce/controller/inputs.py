@@ -33,6 +33,7 @@ from enforce.controller.decision import DecisionInputs
 from enforce.device_health import SysMonitor
 from enforce.model import Reading, Signal
 from enforce.policy.model import OfflineRule, OnlineRule, Policy, Role
+from enforce.signals.http import Http
 from enforce.signals.latency_window import Counted, Requests
 from enforce.workloads import Roles, Workload, log_misconfigured, processes_of, workloads_of
 
@@ -159,6 +160,14 @@ class LatencyReader:
         """Of each online container that has one; no data is absent, never 0."""
         found = ((key, self._read(workload, snapshot, now_ns)) for key, workload in workloads.items())
         return {key: reading for key, reading in found if reading is not None}
+
+    def announce(self, workloads: Mapping[ContainerKey, Workload], slots: Mapping[DeviceUuid, int]) -> None:
+        """Tells the gates of their devices of requests, where the signal sees them come. For each decision that acts."""
+        http = self.signals.get(Http.name)
+        for key, workload in workloads.items() if isinstance(http, Http) else ():
+            rule = workload.classification.rule
+            if isinstance(rule, OnlineRule) and rule.slo.signal == Http.name:
+                http.announce(key, (slots[device] for device in workload.devices if device in slots))
 
     def counted(self, container: ContainerKey) -> Counted | None:
         """Its requests so far; None where its signal counts none."""

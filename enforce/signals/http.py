@@ -48,6 +48,10 @@ class RequestCounter(Protocol):
         """What was seen of it beside latencies, as `http_probe.details_of`; empty when it has ended."""
         ...
 
+    def point(self, container: ContainerKey, slots: int) -> None:
+        """The gates of these slots, as the bits of a number, are told of its requests."""
+        ...
+
     def trouble(self, container: ContainerKey) -> str | None:
         """Why there may be no latencies of it."""
         ...
@@ -87,6 +91,13 @@ class Http:
         histograms = {number: self._counter.buckets(number)} if number is not None else {}
         return self._windows.read(container, histograms, slo, now_ns)
 
+    def announce(self, container: ContainerKey, slots: Iterable[int]) -> None:
+        """Tells the gates of the devices with these slots of its requests, from their being read to their answers.
+
+        Before the first launch of a request its gate shuts, and without one it need not wait whether another follows.
+        """
+        self._counter.point(container, sum(1 << slot for slot in set(slots)))
+
     def trouble(self, container: ContainerKey) -> str | None:
         """What keeps the probes from counting, what else connections speak, or that all answers are errors."""
         if (trouble := self._counter.trouble(container)) is not None:
@@ -111,10 +122,15 @@ class Http:
             self._counter.forget(container)
 
 
-def request_follower(proc: Procfs, object_path: Callable[[], Path]) -> ProcessFollower[WatchedPort]:
-    """Costs nothing until the first container is watched; the probes go with the last, seconds after it was read."""
+def request_follower(
+    proc: Procfs, object_path: Callable[[], Path], shared: Mapping[str, int]
+) -> ProcessFollower[WatchedPort]:
+    """Costs nothing until the first container is watched; the probes go with the last, seconds after it was read.
+
+    `shared`: as HttpProbes has it.
+    """
     settings = FollowerSettings("http", _LOAD_RETRY_NS, _IDLE_NS, admitted, _FULL)
-    return ProcessFollower(settings, lambda: HttpProcessProbes(HttpProbes(object_path())), Residents(proc), proc)
+    return ProcessFollower(settings, lambda: HttpProcessProbes(HttpProbes(object_path(), shared)), Residents(proc), proc)
 
 
 def losses(follower: ProcessFollower[WatchedPort]) -> dict[str, int]:

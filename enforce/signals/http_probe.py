@@ -9,19 +9,20 @@ object is loaded only while a container is watched, as it costs every system cal
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from agent.core.errors import ProbeError
 from agent.core.model import ProcessId
 from agent.probes import abi
-from agent.probes.abi import S64, U32, U64, Latency
+from agent.probes.abi import S64, SLOTS, U32, U64, Gate, Latency
 from agent.probes.libbpf import BpfObject, Map
 from enforce.signals.latency_window import Buckets
 
-WATCHES, LONGEST_PATH, SLOTS = 64, 64, 1024
+WATCHES, LONGEST_PATH, CONNECTIONS = 64, 64, 1024
 CLASS_NAMES = ("unknown", "1xx", "2xx", "3xx", "4xx", "5xx")
 PARTS = ("receive", "head", "first_byte", "service")  # of a request: struct http_counts says from where to where
 COUNTED = (2, 3)  # whose requests are latencies, unless the policy says otherwise
@@ -67,14 +68,15 @@ class Watch(c.Structure):
         ("path_length", c.c_uint16),
         ("path", c.c_uint8 * LONGEST_PATH),
         ("classes", U32),
+        ("slots", U32),
     ]
 
     @classmethod
-    def of(cls, epoch: int, source: WatchedPort) -> Watch:
+    def of(cls, epoch: int, source: WatchedPort, slots: int = 0) -> Watch:
         """What belongs to the number `epoch`."""
         text = source.path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
         classes = sum(1 << one for one in source.statuses)
-        return cls(epoch, source.port, len(text), (c.c_uint8 * LONGEST_PATH)(*text), classes)
+        return cls(epoch, source.port, len(text), (c.c_uint8 * LONGEST_PATH)(*text), classes, slots)
 
 
 class Counts(c.Structure):
@@ -123,13 +125,22 @@ MAPS: dict[str, tuple[Any, Any]] = {
 _PROGRAMS = ("http_state_changes", "http_process_exits", "http_process_forks", "http_call_returns")
 
 
-class HttpProbes:
-    """Counts by place, of which there are WATCHES. A context manager: leaving it detaches the probes."""
+SHARED = ("gates", "pauses", "controls")
 
-    def __init__(self, object_path: Path) -> None:
-        self.bpf = BpfObject(object_path)
+
+class HttpProbes:
+    """Counts by place, of which there are WATCHES. A context manager: leaving it detaches the probes.
+
+    `shared`: the maps SHARED of the object that paces launches, whose gates are told of requests.
+    """
+
+    def __init__(self, object_path: Path, shared: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.bpf = BpfObject(object_path, shared=shared)
+        self._gates: Sequence[Gate] = ()
         try:
             abi.check(self.bpf, MIRRORS)
+            self._gates = self.bpf.map("gates", U32, Gate).share(SLOTS)
+            self._forget_requests()  # of an object before
             self._wanted, self._watches = self._map("http_wanted"), self._map("http_watches")
             self._latencies, self._tallies = self._map("http_latencies"), self._map("http_tallies")
             self._counts = self._map("http_counts")
@@ -145,6 +156,13 @@ class HttpProbes:
         self._latencies.put(U32(place), Latency())
         self._counts.put(U32(place), Counts())
         self._watches.put(U32(place), Watch.of(epoch, source))
+
+    def point(self, place: int, slots: int) -> None:
+        """Of which devices the gates are told of its requests: bit n for the slot n."""
+        watch = self._watches.get(U32(place))
+        if watch is not None and watch.epoch and watch.slots != slots:
+            watch.slots = slots
+            self._watches.put(U32(place), watch)
 
     def unwatch(self, place: int) -> None:
         """Frees a place; the calls of its processes are no longer looked at."""
@@ -190,6 +208,11 @@ class HttpProbes:
     def close(self) -> None:
         """Detaches everything."""
         self.bpf.close()
+        self._forget_requests()
+
+    def _forget_requests(self) -> None:
+        for gate in self._gates:
+            gate.served = gate.trust = 0
 
     def __enter__(self) -> Self:
         return self
@@ -232,6 +255,12 @@ class HttpProcessProbes:
         """The cumulative histogram."""
         place = self._places.get(number)
         return self._probes.buckets(place) if place is not None else None
+
+    def point(self, number: int, slots: int) -> None:
+        """Which gates are told of its requests, as the bits of a number."""
+        place = self._places.get(number)
+        if place is not None:
+            self._probes.point(place, slots)
 
     def followed(self) -> dict[int, int]:
         """tgid → number; 0 where a place is not in use any more."""

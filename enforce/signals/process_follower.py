@@ -66,12 +66,13 @@ class FollowerSettings(Generic[S]):
 
 @dataclass(slots=True)
 class _Watch(Generic[S]):
-    """One container, and what is watched in it. The reader writes the first four fields, the follower the others."""
+    """One container, and what is watched in it. The reader writes the first five fields, the follower the others."""
 
     container: Container
     source: S
     asked_ns: int
     only: frozenset[ProcessId] | None = None  # in place of the container's own processes
+    pointed: tuple[int, int] | None = None  # the number, and the gates that are told of its requests
     number: int | None = None  # while it counts
     refused: bool = False  # not admitted
     trouble: str | None = PENDING
@@ -146,6 +147,14 @@ class ProcessFollower(Generic[S]):
     def buckets(self, number: int) -> Buckets | None:
         """The cumulative histogram of a watch, from zero when it began; None when it has ended."""
         return self._kernel.buckets(number)
+
+    def point(self, container: ContainerKey, slots: int) -> None:
+        """The gates of these slots, as the bits of a number, are told of its requests; to be called at every decision."""
+        with self._lock:
+            watch = self._watches.get(container)
+        if watch is not None and watch.number is not None and watch.pointed != (watch.number, slots):
+            watch.pointed = watch.number, slots
+            self._kernel.point(watch.number, slots)
 
     def trouble(self, container: ContainerKey) -> str | None:
         """Why there may be no latencies of it; None where nothing is known to be wrong."""

@@ -26,7 +26,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 class ProcessProbes(Protocol[S_contra]):
     """The kernel side of a signal: what followed processes do is counted under the number of a watch.
 
-    Belongs to the follower's thread, but for `buckets` and `tallies`.
+    Belongs to the follower's thread, but for `buckets`, `tallies` and `point`.
     """
 
     def begin(self, number: int, source: S_contra) -> None:
@@ -39,6 +39,13 @@ class ProcessProbes(Protocol[S_contra]):
 
     def buckets(self, number: int) -> Buckets | None:
         """The cumulative histogram of a number."""
+        ...
+
+    def point(self, number: int, slots: int) -> None:
+        """The gates of these slots, as the bits of a number, are told of a number's requests before they launch.
+
+        By any thread. Nothing where it does not see them come.
+        """
         ...
 
     def followed(self) -> Mapping[int, int]:
@@ -119,6 +126,12 @@ class KernelSide(Generic[S]):
         """The cumulative histogram of a number."""
         with self._lock:
             return self.probes.buckets(number) if self.probes is not None else None
+
+    def point(self, number: int, slots: int) -> None:
+        """As `ProcessProbes.point`."""
+        with self._lock:
+            if self.probes is not None:
+                self.probes.point(number, slots)
 
     def details(self, number: int) -> dict[str, int]:
         """What was seen of a number beside its latencies; empty while nothing is loaded."""

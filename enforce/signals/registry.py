@@ -22,6 +22,7 @@ from agent.probes.return_probes import no_returns
 from enforce.model import Reading, Signal
 from enforce.policy.model import Policy, Slo, Source
 from enforce.signals.http import Http, losses, request_follower
+from enforce.signals.http_probe import SHARED
 from enforce.signals.latency_window import Buckets, Requests, Windows
 from enforce.signals.prometheus import Prometheus
 from enforce.signals.uprobe import Uprobe, UprobeProbes
@@ -74,7 +75,8 @@ def signals(policy: Policy, observer: Observer, requests: Requests) -> Iterator[
     """
     proc, no_return = observer.proc, no_returns(observer.probes.returns_off)
     with ExitStack() as stack:
-        follower = stack.enter_context(closing(request_follower(proc, lambda: _beside("http.bpf.o"))))
+        shared = {name: observer.probes.bpf.map_fd(name) for name in SHARED}
+        follower = stack.enter_context(closing(request_follower(proc, lambda: _beside("http.bpf.o"), shared)))
         prometheus = stack.enter_context(closing(Prometheus(requests)))
         uprobe = stack.enter_context(
             closing(Uprobe(lambda: _uprobes(proc, no_return), Residents(proc), proc, requests))

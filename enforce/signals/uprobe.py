@@ -101,6 +101,9 @@ class UprobeProbes:
         if not self._proc.is_alive(process):  # after `put`: the kernel deletes the entry of one that ends, but once
             self.unfollow(process.tgid)
 
+    def point(self, number: int, slots: int) -> None:
+        """Nothing: a request may wait in the service for long before the function is called."""
+
     def unfollow(self, tgid: int) -> None:
         """The process's calls count no more."""
         self._wanted.delete(U32(tgid))

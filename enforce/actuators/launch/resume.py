@@ -3,8 +3,8 @@
 """When a stopped process may run again, and the SIGCONT that undoes its stop.
 
 The schedule is pure: times in, processes to resume out. A process stopped for its queue waits until enough of it has
-drained; one stopped at a gate until no online request has run for `open_delay_ns`; and none longer than the rule's
-longest pause. A process that gets less than its floor that way is let through a little at a time: much at once would
+drained; one stopped at a gate until no online request has run for `open_delay_ns`, or, where requests are seen before
+they launch, as soon as none is in service; and none longer than the rule's longest pause. A process that gets less than its floor that way is let through a little at a time: much at once would
 all meet one online request. One stopped at a copy waits until no online copy is under way on the link, few enough
 offline ones are, and its container is hardly ahead of the others there (bpf/pcie.h). A periodic process waits for its
 turn: when a device's is given back, the request with the earliest deadline gets it; one that is late already yields to
@@ -35,6 +35,7 @@ from agent.probes.abi import (
     RULE_SHORT,
     RULE_SOFT,
     SLOTS,
+    TRUSTED,
     WEIGHT_ONE,
     Gate,
     Link,
@@ -296,12 +297,22 @@ class ResumeSchedule:
             return min(stop.latest_ns, turn.until_ns if _is_taken(turn, now_ns) else now_ns)
         if not stop.gated or stop.slot >= SLOTS:  # an unknown device has no gate
             return stop.queue_due_ns
-        free_since = self._free_since.get(stop.slot)
-        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self._open_delay_ns(stop)
+        opens = self._opens_ns(stop, now_ns)
         queue_due_ns = stop.queue_due_ns
         if stop.busy_ns is not None:  # or each gap between two requests would let another launch through
             queue_due_ns += max(0, self._busy_ns(stop.slot, now_ns) - stop.busy_ns)
         return min(stop.latest_ns, max(queue_due_ns, opens))
+
+    def _opens_ns(self, stop: Stop, now_ns: int) -> int:
+        """When the gate is, or may be, open: at once where a request that is to come would be seen."""
+        free_since, gate = self._free_since.get(stop.slot), self.gates[stop.slot]
+        if free_since is None:
+            return now_ns + _GATE_POLL_NS
+        if gate.trust < TRUSTED:
+            return free_since + self._open_delay_ns(stop)
+        if gate.served <= 0:
+            return free_since
+        return max(free_since, int(gate.served_ns)) + self._open_delay_ns(stop)
 
     def _open_delay_ns(self, stop: Stop) -> int:
         load = self._loads.get(stop.slot)

@@ -15,7 +15,7 @@ from agent.node import preflight
 from agent.probes import abi
 from agent.probes.libbpf import BpfObject
 from enforce.policy import values
-from enforce.signals.http_probe import LONGEST_PATH, MAPS, MIRRORS, SLOTS, TALLIES, WATCHES, Follower
+from enforce.signals.http_probe import LONGEST_PATH, MAPS, CONNECTIONS, MIRRORS, TALLIES, WATCHES, Follower
 
 _HEADER = Path(__file__).parents[3] / "bpf" / "http.h"
 
@@ -26,7 +26,7 @@ def test_every_struct_and_map_has_the_objects_layout() -> None:
         entries = {name: bpf.lib.bpf_map__max_entries(bpf._map(name)) for name in MAPS}
         entries["http_slots"] = bpf.lib.bpf_map__max_entries(bpf._map("http_slots"))
     assert entries["http_watches"] == entries["http_latencies"] == entries["http_counts"] == WATCHES
-    assert entries["http_slots"] == WATCHES * SLOTS
+    assert entries["http_slots"] == WATCHES * CONNECTIONS
     assert entries["http_tallies"] == len(TALLIES)
     assert LONGEST_PATH == values.LONGEST_PATH
 

@@ -17,6 +17,7 @@ from agent.probes.abi import (
     RULE_PACE,
     RULE_SOFT,
     SLOTS,
+    TRUSTED,
     Gate,
     Pause,
     ProcessKey,
@@ -84,6 +85,26 @@ def test_a_process_at_a_gate_waits_until_the_online_side_is_done() -> None:
     assert it.due(1005 * MS) == []  # the next request may follow at once
     assert [due.stop.process.tgid for due in it.due(1005 * MS + 300_000)] == [7]
     assert it.gates[0].waiting == 0
+
+
+def freed(*, trust: int, served: int, served_ns: int = 0) -> ResumeSchedule:
+    """The last online request has ended at 1002 ms, and a process waits for that."""
+    it = resumer()
+    it.add(pause(1000 * MS, reason=PAUSE_GATE, queued=0))
+    gate = it.gates[0]
+    gate.last_free_ns, gate.trust, gate.served, gate.served_ns = 1002 * MS, trust, served, served_ns
+    return it
+
+
+def test_where_requests_are_seen_to_come_the_gate_opens_as_soon_as_none_is_in_service() -> None:
+    assert len(freed(trust=TRUSTED, served=0).due(1002 * MS)) == 1
+    assert freed(trust=TRUSTED - 1, served=0).due(1002 * MS) == []
+
+
+def test_a_request_that_was_read_and_launches_nothing_keeps_the_gate_shut_for_no_longer_than_the_delay() -> None:
+    it = freed(trust=TRUSTED, served=1, served_ns=1003 * MS)
+    assert it.due(1003 * MS + it.open_delay_ns - 1) == []
+    assert len(it.due(1003 * MS + it.open_delay_ns)) == 1
 
 
 def test_an_online_side_that_went_silent_does_not_hold_the_gate() -> None:
