@@ -114,11 +114,11 @@ static __always_inline int is_shut(const struct gate *gate, __u64 now)
 	return gate->served > 0 && sees_requests(gate) && (__s64)(now - since) < ANNOUNCED_NS;
 }
 
-static __always_inline void learn_trust(struct gate *gate)
+static __always_inline void learn_trust(struct gate *gate, int seen)
 {
 	__u64 trust = gate->trust;
 
-	if (gate->served > 0)
+	if (seen)
 		gate->trust = trust < TRUST_MOST ? trust + 1 : TRUST_MOST;
 	else
 		gate->trust = trust > TRUST_LOST ? trust - TRUST_LOST : 0;
@@ -157,7 +157,7 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 		return;
 	gate->busy_since_ns = now;
 	__sync_fetch_and_add(&gate->requests, 1);
-	learn_trust(gate);
+	learn_trust(gate, gate->served > 0);
 	if ((__s64)(now - gate->last_free_ns) > STRETCH_GAP_NS) /* it may just have been freed, after `now` */
 		gate->stretch_since_ns = now;
 }

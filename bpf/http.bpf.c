@@ -99,12 +99,26 @@ static __always_inline void count_lost_wake(void)
 {
 }
 
-static __always_inline void count_at_gates(__u32 slots, __s64 change)
+/* Global functions, as the next one: they are verified once, and need no room on the stack of those that call them. */
+__noinline int count_at_gates(__u32 slots, __s64 change)
 {
 	for (__u32 slot = 0; change && slot < SLOTS; slot++) {
 		if (slots >> slot & 1)
 			count_served(slot, change);
 	}
+	return 0;
+}
+
+/* A request was read that was not seen to arrive. */
+__noinline int doubt_at_gates(__u32 slots)
+{
+	for (__u32 slot = 0; slot < SLOTS; slot++) {
+		struct gate *gate = slots >> slot & 1 ? gate_of(slot) : NULL;
+
+		if (gate)
+			learn_trust(gate, 0);
+	}
+	return 0;
 }
 
 /*
@@ -120,10 +134,33 @@ static __always_inline void tell_gates(struct http_connection *connection, __u32
 	count_at_gates(slots, (__s64)served - __sync_lock_test_and_set(&connection->told, served));
 }
 
-/* Of a connection that makes no sense any more nothing is known. */
-static __always_inline __u32 certainly_served(const struct http_connection *connection)
+/*
+ * With the request whose bytes wait for a thread of the server to read them: a busy one may do that when it is done with
+ * the request before. Of a connection that makes no sense any more nothing is known.
+ */
+static __always_inline __u32 known_requests(const struct http_connection *connection)
 {
-	return connection->closed || connection->astray ? 0 : http_in_service(connection);
+	__u32 served = http_in_service(connection);
+
+	return connection->closed || connection->astray ? 0 : served ?: connection->arrived;
+}
+
+/* A call has read from the connection or written to it. A global function, too. */
+__noinline int tell_of_call(struct http_connection *connection, __u32 slots, __u32 side)
+{
+	__u32 served;
+
+	if (!connection)
+		return 0;
+	served = http_in_service(connection);
+	if (side == HTTP_READ && served > connection->counted) {
+		if (!connection->arrived) /* more such may wait at the server, before it accepts their connections */
+			doubt_at_gates(slots);
+		connection->arrived = bytes_wait((struct sock *)connection->sock);
+	}
+	connection->counted = served;
+	tell_gates(connection, slots, known_requests(connection));
+	return 0;
 }
 
 /* No service gains by errors: they come fast, and say nothing of how long work takes. Whether it is a latency. */
@@ -155,11 +192,13 @@ static __always_inline const struct http_watch *watch_of(__u32 index, __u32 epoc
 	return watch && epoch && watch->epoch == epoch ? watch : NULL;
 }
 
-static __always_inline void settle(const struct http_connection *connection, const struct http_outcome *outcome)
+/* Counts it, once. */
+static __always_inline void settle(const struct http_connection *connection, struct http_outcome *outcome)
 {
 	const struct http_watch *watch = watch_of(connection->watch, connection->epoch);
 	__u32 found = outcome->tally;
 
+	outcome->tally = HTTP_TALLIES;
 	if (found >= HTTP_TALLIES)
 		return;
 	if (!watch)
@@ -170,13 +209,14 @@ static __always_inline void settle(const struct http_connection *connection, con
 		tally_for(connection->watch, found, outcome->count);
 }
 
-/* The socket's address is another connection's now, or its watch another one. */
-static __always_inline void forget_at_gates(__u64 key)
+/* The connection is not followed any more: its socket's address may be another one's. A global function, too. */
+__noinline int forget_at_gates(__u64 key)
 {
 	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
 
 	if (connection)
 		tell_gates(connection, connection->slots, 0);
+	return 0;
 }
 
 /* Whether what is in the slot may go; 0 only for a connection that is served, unless it `must`. */
@@ -192,7 +232,7 @@ static __always_inline int vacate(__u32 slot, __u64 key, int must)
 		return 0;
 	if (served)
 		tally_for(connection->watch, HTTP_EVICTED, served);
-	tell_gates(connection, connection->slots, 0);
+	forget_at_gates(key);
 	bpf_map_delete_elem(&http_connections, &key);
 	return 1;
 }
@@ -238,6 +278,7 @@ static __always_inline struct http_connection *open_connection(struct sock *sock
 		connection->watch = follower->watch;
 		connection->epoch = follower->epoch;
 		connection->slot = slot;
+		connection->sock = key;
 		http_start(connection, is_fresh);
 	}
 	return connection;
@@ -325,19 +366,18 @@ static long step(void *map, const __u32 *key, __u32 *value, struct http_context 
 }
 
 /* Bytes that cannot be looked at may only be part of a body. */
-static __always_inline void pass_opaque(struct http_context *context)
+static __always_inline void pass_opaque(struct http_context *context, struct http_outcome *outcome)
 {
 	struct http_connection *connection = context->connection;
 	struct http_bytes *bytes = context->bytes;
 	struct http_parser *parser = bytes->side == HTTP_READ ? &connection->request : &connection->answer;
-	struct http_outcome outcome = {.tally = HTTP_TALLIES};
 	__u32 event;
 
 	bytes->left -= http_pass(parser, bytes->left, &event);
 	bytes->is_unreadable = 1;
 	if (event) {
-		http_event(connection, bytes->side, event, bytes->now, &outcome);
-		settle(connection, &outcome);
+		http_event(connection, bytes->side, event, bytes->now, outcome);
+		settle(connection, outcome);
 	}
 }
 
@@ -361,19 +401,18 @@ static __always_inline void find_bytes(struct http_bytes *bytes, const struct ht
 	bytes->vectors = vectors.length;
 }
 
-static __always_inline void look_through(struct http_context *context, const struct http_call *call)
+static __always_inline void look_through(struct http_context *context, const struct http_call *call,
+					 struct http_outcome *outcome)
 {
 	struct http_bytes *bytes = context->bytes;
-	struct http_outcome outcome = {.tally = HTTP_TALLIES};
 
 	if (call->shape == HTTP_OPAQUE || call->shape == HTTP_UNCOUNTED)
-		pass_opaque(context);
+		pass_opaque(context, outcome);
 	else
 		bpf_for_each_map_elem(&http_steps, step, context, 0);
 	if (!bytes->left)
 		return;
-	http_go_astray(context->connection, bytes->is_unreadable ? HTTP_UNREADABLE : HTTP_LONG, &outcome);
-	settle(context->connection, &outcome);
+	http_go_astray(context->connection, bytes->is_unreadable ? HTTP_UNREADABLE : HTTP_LONG, outcome);
 }
 
 static __always_inline void follow(struct http_connection *connection, const struct http_watch *watch,
@@ -382,13 +421,17 @@ static __always_inline void follow(struct http_connection *connection, const str
 	struct http_outcome outcome = {.tally = HTTP_TALLIES};
 	struct http_context context = {.connection = connection, .watch = watch};
 	__u32 zero = 0;
+	int makes_sense;
 
 	context.bytes = bpf_map_lookup_elem(&http_scratch, &zero);
 	if (!context.bytes)
 		return;
 	find_bytes(context.bytes, call, length);
-	if (http_enter(connection, call->side, context.bytes->now, &outcome))
-		look_through(&context, call);
+	makes_sense = http_enter(connection, call->side, context.bytes->now, &outcome);
+	settle(connection, &outcome);
+	if (!makes_sense)
+		return;
+	look_through(&context, call, &outcome);
 	settle(connection, &outcome);
 }
 
@@ -415,7 +458,7 @@ static __always_inline void note_call(const struct http_follower *follower, stru
 	if (!connection)
 		return;
 	follow(connection, watch, call, result);
-	tell_gates(connection, watch->slots, certainly_served(connection));
+	tell_of_call(connection, watch->slots, call->side);
 }
 
 SEC("raw_tp/sys_exit")
@@ -438,6 +481,20 @@ int http_call_returns(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
+/* Of a connection that was accepted. From Linux 6.3 on: before, all requests come unseen, and no gate trusts them. */
+SEC("raw_tp/sk_data_ready")
+int http_bytes_arrive(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u64 key = ctx->args[0];
+	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
+
+	if (!connection || !bytes_wait((struct sock *)key))
+		return 0;
+	connection->arrived = 1;
+	tell_gates(connection, connection->slots, known_requests(connection));
+	return 0;
+}
+
 /* Also when the process just dies, and before the socket's address can be another's. */
 SEC("raw_tp/inet_sock_set_state")
 int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
@@ -454,7 +511,7 @@ int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
 	else if (state == HTTP_GONE)
 		http_abandon(connection, &outcome);
 	settle(connection, &outcome);
-	tell_gates(connection, connection->slots, certainly_served(connection));
+	tell_gates(connection, connection->slots, state == HTTP_GONE ? 0 : known_requests(connection));
 	if (state == HTTP_GONE)
 		bpf_map_delete_elem(&http_connections, &key);
 	return 0;

@@ -35,15 +35,19 @@ struct http_connection {
 	__u32 watch;
 	__u32 epoch;
 	__u32 slot; /* of its watch */
-	__u32 told; /* requests in service that the gates know of … */
+	__u32 told; /* known requests that the gates were told of … */
 	__u32 slots; /* … these gates */
+	__u32 counted; /* requests in service at that time */
+	__u32 _pad_slots;
+	__u64 sock;
 	__u8 is_fresh; /* seen from its beginning on */
 	__u8 spoke; /* a request was answered */
 	__u8 answering; /* the answer that is being written has a request */
 	__u8 wrote; /* since the last read */
 	__u8 astray;
 	__u8 closed; /* speaks something else from here on */
-	__u8 _pad[6];
+	__u8 arrived; /* bytes of a request that is not read to its end */
+	__u8 _pad[5];
 };
 
 /* A request that is over. `tally`: how it ended, an enum http_tally; HTTP_TALLIES: none is over. */

@@ -47,6 +47,7 @@ struct task_struct {
 
 struct sock_common {
 	__u16 skc_family;
+	unsigned char skc_state;
 	__u16 skc_num; /* local port in host order */
 } CO_RE;
 
@@ -54,10 +55,26 @@ struct sock {
 	struct sock_common __sk_common;
 } CO_RE;
 
+struct tcp_sock {
+	__u32 rcv_nxt; /* of what has arrived */
+	__u32 copied_seq; /* of what was read */
+} CO_RE;
+
 struct socket {
 	short type;
 	struct sock *sk;
 } CO_RE;
+
+#define TCP_CLOSE_WAIT 8 /* the end of what the other side sends has arrived, which counts as a byte */
+
+/* Whether bytes have arrived that were not read. */
+static __always_inline int bytes_wait(struct sock *sock)
+{
+	struct tcp_sock *tcp = (void *)sock;
+	__u32 count = BPF_CORE_READ(tcp, rcv_nxt) - BPF_CORE_READ(tcp, copied_seq);
+
+	return count > (BPF_CORE_READ(sock, __sk_common.skc_state) == TCP_CLOSE_WAIT);
+}
 
 static __always_inline struct file *file_at(__u32 fd)
 {

@@ -20,7 +20,7 @@ from agent.probes.libbpf import BpfObject
 U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
 DEVICE_UNKNOWN = 0xFFFFFFFF
 SLOTS, ORDINALS, SLOT_NONE = 16, 16, 0xFF
-TRUSTED, TRUST_MOST = 32, 64  # as in bpf/pace.h
+TRUSTED, TRUST_LOST, TRUST_MOST = 32, 16, 64  # as in bpf/pace.h
 QUEUES = SLOTS + 1
 MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "graph", "pinned", "spare_7")
 PINNED = MEMORY_KINDS.index("pinned")

@@ -162,9 +162,11 @@ class LatencyReader:
         return {key: reading for key, reading in found if reading is not None}
 
     def announce(self, workloads: Mapping[ContainerKey, Workload], slots: Mapping[DeviceUuid, int]) -> None:
-        """Tells the gates of their devices of requests, where the signal sees them come. For each decision that acts."""
+        """Tells the gates of their devices of requests, where the signal sees them come. For decisions that act."""
         http = self.signals.get(Http.name)
-        for key, workload in workloads.items() if isinstance(http, Http) else ():
+        if not isinstance(http, Http):
+            return
+        for key, workload in workloads.items():
             rule = workload.classification.rule
             if isinstance(rule, OnlineRule) and rule.slo.signal == Http.name:
                 http.announce(key, (slots[device] for device in workload.devices if device in slots))

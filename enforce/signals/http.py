@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from agent.containers.index import Residents
@@ -123,14 +124,16 @@ class Http:
 
 
 def request_follower(
-    proc: Procfs, object_path: Callable[[], Path], shared: Mapping[str, int]
+    proc: Procfs, object_path: Callable[[], Path], shared: Mapping[str, int] = MappingProxyType({})
 ) -> ProcessFollower[WatchedPort]:
     """Costs nothing until the first container is watched; the probes go with the last, seconds after it was read.
 
     `shared`: as HttpProbes has it.
     """
     settings = FollowerSettings("http", _LOAD_RETRY_NS, _IDLE_NS, admitted, _FULL)
-    return ProcessFollower(settings, lambda: HttpProcessProbes(HttpProbes(object_path(), shared)), Residents(proc), proc)
+    return ProcessFollower(
+        settings, lambda: HttpProcessProbes(HttpProbes(object_path(), shared)), Residents(proc), proc
+    )
 
 
 def losses(follower: ProcessFollower[WatchedPort]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -146,6 +147,8 @@ class HttpProbes:
             self._counts = self._map("http_counts")
             for program in _PROGRAMS:
                 self.bpf.attach(program)
+            with suppress(ProbeError):  # Linux < 6.3: no gate trusts what it is told
+                self.bpf.attach("http_bytes_arrive")
         except ProbeError:
             self.bpf.close()
             raise

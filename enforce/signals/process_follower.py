@@ -149,7 +149,7 @@ class ProcessFollower(Generic[S]):
         return self._kernel.buckets(number)
 
     def point(self, container: ContainerKey, slots: int) -> None:
-        """The gates of these slots, as the bits of a number, are told of its requests; to be called at every decision."""
+        """The gates of these slots, as the bits of a number, are told of its requests. For each decision."""
         with self._lock:
             watch = self._watches.get(container)
         if watch is not None and watch.number is not None and watch.pointed != (watch.number, slots):

@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from tests.e2e.node import Node, state
@@ -28,25 +24,6 @@ class Busy:
     chat: Container
     training: tuple[Container, ...]
     stranger: Container
-
-
-@contextmanager
-def clients(port: int) -> Iterator[None]:
-    """Requests without a pause."""
-    ending = threading.Event()
-
-    def ask() -> None:
-        while not ending.wait(0.02):
-            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/infer", timeout=30) as answer:
-                answer.read()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
 
 
 def all_stopped(tgids: list[int]) -> bool:

@@ -47,7 +47,7 @@ def test_it():
     tries.append(1)
     assert len(tries) == 2, "the first try"
 """
-ONE = "tests/sim/test_one.py"
+ONE = "tests/sim/test_checkpoint.py"
 
 
 def run(folder: Path, test: str, *arguments: str, ci: bool, file: str = ONE) -> subprocess.CompletedProcess[str]:
@@ -56,7 +56,9 @@ def run(folder: Path, test: str, *arguments: str, ci: bool, file: str = ONE) -> 
     path.parent.mkdir(parents=True)
     path.write_text(test)
     (folder / "tests" / "conftest.py").write_text(CONFTEST.read_text())
-    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n    {path.relative_to(folder).parts[1]}\ntestpaths = tests\n")
+    (folder / "pytest.ini").write_text(
+        f"[pytest]\nmarkers =\n    {path.relative_to(folder).parts[1]}\ntestpaths = tests\n"
+    )
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *arguments]
     environment |= {"CI": "true"} if ci else {}
@@ -75,7 +77,7 @@ def run(folder: Path, test: str, *arguments: str, ci: bool, file: str = ONE) -> 
 def test_a_skip_that_is_not_known_fails_the_run_in_ci_only(tmp_path: Path, test: str, ci: bool) -> None:
     done = run(tmp_path, test, ci=ci)
     assert done.returncode == int(ci), done.stdout
-    assert ("test_one.py::test_it: Skipped: no moon" in done.stdout) == ci
+    assert (f"{ONE}::test_it: Skipped: no moon" in done.stdout) == ci
 
 
 def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:

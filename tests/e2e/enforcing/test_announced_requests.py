@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+import http.client
+import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from agent.probes.abi import SLOTS, TRUSTED, U32, Gate
 from tests.e2e.kernel_maps import map_of
 from tests.e2e.node import TRAINING, Agent, Node, endpoint_port
-from tests.e2e.workloads import clients
 from tools.harness.node import simulated_node
 from tools.harness.wait import until
 
@@ -40,6 +42,26 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield Node(folder)
 
 
+@contextmanager
+def client(port: int) -> Iterator[None]:
+    """Requests on one connection, which stays."""
+    ending = threading.Event()
+
+    def ask() -> None:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            while not ending.wait(0.01):
+                connection.request("GET", "/infer")
+                connection.getresponse().read()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
 def gates(agent: Agent) -> list[Gate]:
     with map_of(agent.process.pid, "gates") as found:
         return [found.get(U32(slot)) for slot in range(SLOTS)]
@@ -57,9 +79,9 @@ def test_its_gate_trusts_what_it_is_told_until_another_service_launches_unseen(n
         node.container("training", "offline", TRAINING),
         node.agent(POLICY.format(token=node.token, port=port)) as agent,
     ):
-        with clients(port):
+        with client(port):
             until(lambda: is_trusted(agent), "the gate to trust the signal")
-            assert agent.pauses(node.name("training")) > 0
+            until(lambda: agent.pauses(node.name("training")) > 0, "offline work to give way")
             with node.container("other", "online", UNSEEN):
                 until(lambda: not is_trusted(agent), "the gate to trust it no more")
             until(lambda: is_trusted(agent), "the gate to trust it again")

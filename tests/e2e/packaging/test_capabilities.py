@@ -12,8 +12,10 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
+import urllib.request
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,6 @@ import pytest
 from agent.core.model import EnforcementStatus
 from agent.node.preflight import ANY_KERNEL, SINCE_6_6, UPROBE_MULTI, kernel_version
 from tests.e2e.node import ROOT, TRAINING, Agent, Node, endpoint_port
-from tests.e2e.workloads import clients
 from tools.harness.containers import Container, Mount
 from tools.harness.node import BUILD
 from tools.harness.wait import until
@@ -100,6 +101,25 @@ def another_users(node: Node, closed: Path) -> Iterator[Container]:
         state=node.folder / "containers",
     ) as container:
         yield container
+
+
+@contextmanager
+def clients(port: int) -> Iterator[None]:
+    """Requests without a pause."""
+    ending = threading.Event()
+
+    def ask() -> None:
+        while not ending.wait(0.02):
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/infer", timeout=30) as answer:
+                answer.read()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 def only(names: Collection[str]) -> list[str]:

@@ -15,7 +15,7 @@ from agent.node import preflight
 from agent.probes import abi
 from agent.probes.libbpf import BpfObject
 from enforce.policy import values
-from enforce.signals.http_probe import LONGEST_PATH, MAPS, CONNECTIONS, MIRRORS, TALLIES, WATCHES, Follower
+from enforce.signals.http_probe import CONNECTIONS, LONGEST_PATH, MAPS, MIRRORS, TALLIES, WATCHES, Follower
 
 _HEADER = Path(__file__).parents[3] / "bpf" / "http.h"
 
