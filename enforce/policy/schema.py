@@ -322,7 +322,7 @@ class TuningSection(Section):
     )
     gate_open_delay: Annotated[int, Duration("100us", "0ms", "100ms")] = Field(
         MS // 5,
-        description="How long the gate stays closed after the last online request, in case another follows at once.",
+        description="How long the gate stays closed after the last online request, in case another follows unseen.",
     )
     no_data_hold: Annotated[int, Duration("2s", "100ms", "10m")] = Field(
         2_000 * MS,

@@ -77,11 +77,11 @@ class Guardian:
         self._control = maps["controls"].share(1)[0]
         self._beats = Beats.shared(settings.beats)
         self._releases = self._beats.releases & ~1
-        self._gates = maps["gates"].share(abi.SLOTS)
-        self._links = maps["links"].share(abi.LINKS)
+        self._gates = list(maps["gates"].share(abi.SLOTS))  # an array makes an object of each element that is looked at
+        self._links = list(maps["links"].share(abi.LINKS))
         self._resumes, self._stops, self._holding = maps["resumes"], maps["stops"], maps["holding"]
         self._wakes_lost = -1  # what an earlier guardian left is looked through at once
-        turns = maps["turns"].share(abi.SLOTS)
+        turns = list(maps["turns"].share(abi.SLOTS))
         for turn in turns:
             turn.waiting = 0  # an earlier guardian's; whoever waits now is in `stops`
         times = (settings.hold_ns, settings.open_delay_ns)
@@ -214,18 +214,20 @@ class Guardian:
         """False when it may still be stopped. A process that cannot be resumed does not keep others stopped."""
         pause = self._forget_stop(process)  # first: what stops it from now on is reported again
         ended_ns = pause.ran_ns if pause is not None and pause.ran_ns else self._clock()
-        record = self._record(process)
-        if pass_ns:
+        record = self._record(process) if pass_ns else None
+        if record is not None:
             record.passes += 1
             record.pass_ns = pass_ns
-        record.stopped_at_ns = 0
-        paused_ns = max(0, ended_ns - stopped_at_ns)
-        record.paused_ns += paused_ns
-        if pause is not None and pause.reason == abi.PAUSE_COPY:
-            record.copy_paused_ns += paused_ns
-        record.resumes += 1
+            self._write(process, record)  # before it launches again
         try:
             if resume_process(self._pidfds, process):
+                record = record or self._record(process)
+                record.stopped_at_ns = 0
+                paused_ns = max(0, ended_ns - stopped_at_ns)
+                record.paused_ns += paused_ns
+                if pause is not None and pause.reason == abi.PAUSE_COPY:
+                    record.copy_paused_ns += paused_ns
+                record.resumes += 1
                 self._write(process, record)
         except (OSError, WardenError) as error:
             self._pidfds.drop_all()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -162,8 +162,6 @@ class _OnlineLoad:
     points: deque[tuple[int, int]] = field(default_factory=deque)  # (time, busy time so far)
 
     def observe(self, now_ns: int, busy_ns: int) -> None:
-        if self.points and now_ns - self.points[-1][0] < _DENSE_SPAN_NS // 10:
-            return
         self.points.append((now_ns, busy_ns))
         while len(self.points) > 1 and now_ns - self.points[1][0] >= _DENSE_SPAN_NS:
             self.points.popleft()
@@ -171,6 +169,27 @@ class _OnlineLoad:
     def is_dense(self) -> bool:
         (then_ns, before_ns), (now_ns, busy_ns) = self.points[0], self.points[-1]
         return now_ns - then_ns >= _DENSE_SPAN_NS // 2 and busy_ns - before_ns > _DENSE_RATIO * (now_ns - then_ns)
+
+
+@dataclass(slots=True)
+class _OnlineLoads:
+    """The same of all devices. Looked at no more often than it changes notably."""
+
+    observed_ns: int = 0
+    by_slot: dict[int, _OnlineLoad] = field(default_factory=dict)
+
+    def observe(self, gates: Sequence[Gate], hold_ns: int, now_ns: int) -> None:
+        if now_ns - self.observed_ns < _DENSE_SPAN_NS // 10:
+            return
+        self.observed_ns = now_ns
+        for slot, gate in enumerate(gates):
+            if gate.last_online_ns:
+                load = self.by_slot.setdefault(slot, _OnlineLoad())
+                load.observe(now_ns, busy_total_ns(gate, hold_ns, now_ns))
+
+    def is_dense(self, slot: int) -> bool:
+        load = self.by_slot.get(slot)
+        return load is not None and load.is_dense()
 
 
 @dataclass(slots=True)
@@ -185,8 +204,14 @@ class ResumeSchedule:
     turns: Sequence[Turn] = ()  # one for each slot, shared with the kernel
     _queued_slots: set[int] = field(default_factory=set)  # with processes that waited for a turn, the last time
     _free_since: dict[int, int] = field(default_factory=dict)
-    _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
+    _waiting: Counter[int] = field(default_factory=Counter)  # by gate, as the kernel knows it
+    _waited_links: set[int] = field(default_factory=set)  # which it knows that a copy waits for
+    _loads: _OnlineLoads = field(default_factory=_OnlineLoads)
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for shared in (*self.gates, *self.links):  # an earlier guardian's; whoever waits now is in `stops`
+            shared.waiting = 0
 
     def add(self, pause: Pause) -> None:
         """The kernel stopped a process."""
@@ -228,7 +253,7 @@ class ResumeSchedule:
         for due in ready:
             del self.stops[due.stop.process]
         ready += [DueResume(stop, 0) for stop in self._give_turns(now_ns)]
-        self._watch_gates(now_ns)
+        self._count_waiting()
         self._watch_links()
         return ready
 
@@ -315,34 +340,34 @@ class ResumeSchedule:
         return max(free_since, int(gate.served_ns)) + self._open_delay_ns(stop)
 
     def _open_delay_ns(self, stop: Stop) -> int:
-        load = self._loads.get(stop.slot)
-        dense = load is not None and load.is_dense()
-        return max(stop.open_delay_ns, _DENSE_DELAY_NS) if dense else stop.open_delay_ns
+        return max(stop.open_delay_ns, _DENSE_DELAY_NS) if self._loads.is_dense(stop.slot) else stop.open_delay_ns
 
     def _busy_ns(self, slot: int, now_ns: int) -> int:
         return busy_total_ns(self.gates[slot], self.hold_ns, now_ns) if slot < SLOTS else 0
 
     def _watch_links(self) -> None:
-        waiting = [0] * len(self.links)
-        for stop in self.stops.values():
-            if stop.copy is not None:
-                waiting[stop.copy.link] += 1
-        for link, count in zip(self.links, waiting, strict=True):
-            if link.waiting != count:
-                link.waiting = count
+        waiting = Counter(stop.copy.link for stop in self.stops.values() if stop.copy is not None)
+        for link in waiting.keys() | self._waited_links:
+            self.links[link].waiting = waiting[link]
+        self._waited_links = set(waiting)
+
+    def _count_waiting(self) -> Counter[int]:
+        """How many wait at each gate, which the kernel has to know: else it wakes nobody. This is the hot path."""
+        waiting = Counter(stop.slot for stop in self.stops.values() if stop.gated and stop.slot < SLOTS)
+        if waiting != self._waiting:
+            for slot in waiting.keys() | self._waiting.keys():
+                self.gates[slot].waiting = waiting[slot]
+            self._waiting = waiting
+        return waiting
 
     def _watch_gates(self, now_ns: int) -> None:
-        waiting = [0] * SLOTS
-        for stop in self.stops.values():
-            if stop.gated and stop.slot < SLOTS:
-                waiting[stop.slot] += 1
-        for slot, count in enumerate(waiting):
+        waiting = self._count_waiting()
+        self._loads.observe(self.gates, self.hold_ns, now_ns)
+        for slot in self._free_since.keys() - waiting.keys():
+            del self._free_since[slot]
+        for slot in waiting:
             gate = self.gates[slot]
-            if gate.waiting != count:
-                gate.waiting = count
-            if gate.last_online_ns:
-                self._loads.setdefault(slot, _OnlineLoad()).observe(now_ns, self._busy_ns(slot, now_ns))
-            if not count or self.is_busy(slot, now_ns):
+            if self.is_busy(slot, now_ns):
                 self._free_since.pop(slot, None)
             elif gate.open <= 0:
                 self._free_since[slot] = gate.last_free_ns

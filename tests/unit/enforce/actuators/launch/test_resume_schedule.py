@@ -87,6 +87,23 @@ def test_a_process_at_a_gate_waits_until_the_online_side_is_done() -> None:
     assert it.gates[0].waiting == 0
 
 
+def test_the_kernel_knows_how_many_wait_at_each_gate_and_nothing_of_an_earlier_guardians() -> None:
+    gates = [Gate() for _ in range(SLOTS)]
+    gates[3].waiting = 5
+    it = ResumeSchedule(gates, HOLD, 200_000)
+    for tgid, slot in ((7, 0), (8, 0), (9, 2)):
+        stop = pause(1000 * MS, reason=PAUSE_GATE, tgid=tgid)
+        stop.slot = slot
+        it.add(stop)
+        gates[slot].open, gates[slot].last_online_ns = 1, 1000 * MS
+    assert it.due(1000 * MS) == []
+    assert [gate.waiting for gate in gates[:4]] == [2, 0, 1, 0]
+    gates[0].open = 0
+    gates[0].last_free_ns = 1001 * MS
+    assert len(it.due(1005 * MS)) == 2
+    assert [gate.waiting for gate in gates[:4]] == [0, 0, 1, 0]
+
+
 def freed(*, trust: int, served: int, served_ns: int = 0) -> ResumeSchedule:
     """The last online request has ended at 1002 ms, and a process waits for that."""
     it = resumer()
