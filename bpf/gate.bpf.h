@@ -32,8 +32,6 @@ RING(pauses, 128 * 1024); /* a record of each process in `stops`, and some of ea
 #define LONGEST_WAIT_HOLDS 100
 /* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
 #define STRETCH_GAP_NS 500000ll
-/* From a request's being read, or from the end of the one before, to its first launch: what it may take to count. */
-#define ANNOUNCED_NS 300000ll
 
 static __always_inline struct control *get_control(void)
 {
@@ -104,24 +102,37 @@ static __always_inline int sees_requests(const struct gate *gate)
 	return gate->trust >= TRUSTED;
 }
 
-/* A request runs, or one that launches any moment was read: the service's own work before that is short, or no reason. */
+/* A request runs, or one that launches any moment has arrived: the service's own work before that is short, or no reason. */
 static __always_inline int is_shut(const struct gate *gate, __u64 now)
 {
 	__u64 since = gate->served_ns > gate->last_free_ns ? gate->served_ns : gate->last_free_ns;
 
 	if (is_busy(gate, now))
 		return 1;
-	return gate->served > 0 && sees_requests(gate) && (__s64)(now - since) < ANNOUNCED_NS;
+	return gate->served > 0 && sees_requests(gate) && (__s64)(now - since) < (__s64)ANNOUNCED_NS;
 }
 
-static __always_inline void learn_trust(struct gate *gate, int seen)
+static __always_inline void gain_trust(struct gate *gate)
 {
 	__u64 trust = gate->trust;
 
-	if (seen)
-		gate->trust = trust < TRUST_MOST ? trust + 1 : TRUST_MOST;
-	else
-		gate->trust = trust > TRUST_LOST ? trust - TRUST_LOST : 0;
+	gate->trust = trust < TRUST_MOST ? trust + 1 : TRUST_MOST;
+}
+
+static __always_inline void lose_trust(struct gate *gate, __u64 lost)
+{
+	__u64 trust = gate->trust;
+
+	gate->trust = trust > lost ? trust - lost : 0;
+}
+
+/* Clients that ask again as soon as they are answered are waited for. */
+static __always_inline void learn_haste(struct gate *gate, __u64 now)
+{
+	__u64 hasty = gate->hasty;
+	__u64 one = (__s64)(now - gate->idle_ns) < (__s64)HASTY_NS ? HASTY_ALWAYS : 0;
+
+	gate->hasty = (hasty * (HASTY_WEIGHT - 1) + one) / HASTY_WEIGHT;
 }
 
 /* Nothing is left that those who wait at the gate wait for. */
@@ -135,14 +146,24 @@ static __always_inline void tell_free(struct gate *gate, __u32 slot)
 static __always_inline void count_served(__u32 slot, __s64 change)
 {
 	struct gate *gate = gate_of(slot);
+	__u64 now = bpf_ktime_get_ns();
 	__s64 before;
 
 	if (!gate)
 		return;
-	if (change > 0)
-		gate->served_ns = bpf_ktime_get_ns();
+	if (change > 0 && gate->served <= 0) { /* before they count: who launches looks how long ago that was */
+		gate->served_ns = now;
+		learn_haste(gate, now);
+	}
 	before = __sync_fetch_and_add(&gate->served, change);
-	if (change < 0 && before + change <= 0 && gate->open <= 0)
+	if (change > 0 || before + change > 0)
+		return;
+	gate->idle_ns = now;
+	if (gate->open > 0)
+		return;
+	if (gate->last_online_ns < gate->served_ns)
+		lose_trust(gate, TRUST_LOST_IDLE);
+	if (sees_requests(gate)) /* else the end of the GPU work has told */
 		tell_free(gate, slot);
 }
 
@@ -157,7 +178,10 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 		return;
 	gate->busy_since_ns = now;
 	__sync_fetch_and_add(&gate->requests, 1);
-	learn_trust(gate, gate->served > 0);
+	if (gate->served > 0)
+		gain_trust(gate);
+	else
+		lose_trust(gate, TRUST_LOST);
 	if ((__s64)(now - gate->last_free_ns) > STRETCH_GAP_NS) /* it may just have been freed, after `now` */
 		gate->stretch_since_ns = now;
 }

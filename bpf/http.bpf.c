@@ -109,6 +109,14 @@ __noinline int count_at_gates(__u32 slots, __s64 change)
 	return 0;
 }
 
+/* Only while its container is still the one that the place belongs to. */
+static __always_inline const struct http_watch *watch_of(__u32 index, __u32 epoch)
+{
+	const struct http_watch *watch = bpf_map_lookup_elem(&http_watches, &index);
+
+	return watch && epoch && watch->epoch == epoch ? watch : NULL;
+}
+
 /* A request was read that was not seen to arrive. */
 __noinline int doubt_at_gates(__u32 slots)
 {
@@ -116,50 +124,87 @@ __noinline int doubt_at_gates(__u32 slots)
 		struct gate *gate = slots >> slot & 1 ? gate_of(slot) : NULL;
 
 		if (gate)
-			learn_trust(gate, 0);
+			lose_trust(gate, TRUST_LOST);
 	}
 	return 0;
 }
 
-/*
- * So many requests of the connection are in service: what the gates that it was told to do not know of. What one side of
- * the connection says while the other side does may be late, until either says more.
- */
+#define TOLD(slots, served) ((__u64)(slots) << 32 | (served))
+
+/* So many requests of the connection are known: what the gates that it was told to do not know of. */
 static __always_inline void tell_gates(struct http_connection *connection, __u32 slots, __u32 served)
 {
-	if (connection->slots != slots) {
-		count_at_gates(connection->slots, -(__s64)__sync_lock_test_and_set(&connection->told, 0));
-		connection->slots = slots;
+	__u64 before = __sync_lock_test_and_set(&connection->told, TOLD(slots, served));
+	__u32 old_slots = before >> 32, old = before;
+
+	if (old_slots == slots) {
+		count_at_gates(slots, (__s64)served - old);
+	} else {
+		count_at_gates(old_slots, -(__s64)old);
+		count_at_gates(slots, served);
 	}
-	count_at_gates(slots, (__s64)served - __sync_lock_test_and_set(&connection->told, served));
 }
 
 /*
  * With the request whose bytes wait for a thread of the server to read them: a busy one may do that when it is done with
- * the request before. Of a connection that makes no sense any more nothing is known.
+ * the request before. Of a connection that makes no sense any more, or that nobody watches, nothing is known.
  */
 static __always_inline __u32 known_requests(const struct http_connection *connection)
 {
 	__u32 served = http_in_service(connection);
 
-	return connection->closed || connection->astray ? 0 : served ?: connection->arrived;
+	if (connection->closed || connection->astray || connection->is_shut ||
+	    !watch_of(connection->watch, connection->epoch))
+		return 0;
+	return served ?: connection->arrived;
 }
 
-/* A call has read from the connection or written to it. A global function, too. */
-__noinline int tell_of_call(struct http_connection *connection, __u32 slots, __u32 side)
+/*
+ * Told again where something has changed meanwhile: the other side of the connection, or its end. Of what ends after
+ * that, its end tells. A global function, too.
+ */
+__noinline int tell_of(struct http_connection *connection, __u32 slots)
 {
 	__u32 served;
 
 	if (!connection)
 		return 0;
-	served = http_in_service(connection);
-	if (side == HTTP_READ && served > connection->counted) {
-		if (!connection->arrived) /* more such may wait at the server, before it accepts their connections */
-			doubt_at_gates(slots);
-		connection->arrived = bytes_wait((struct sock *)connection->sock);
-	}
-	connection->counted = served;
-	tell_gates(connection, slots, known_requests(connection));
+	served = known_requests(connection);
+	tell_gates(connection, slots, served);
+	if (known_requests(connection) != served)
+		tell_gates(connection, slots, known_requests(connection));
+	return 0;
+}
+
+/* A call has read from the connection, to which these gates belong. */
+__noinline int note_read(struct http_connection *connection, __u32 slots)
+{
+	__u32 whole;
+
+	if (!connection)
+		return 0;
+	whole = http_whole(connection);
+	if (whole != connection->whole && !connection->arrived) /* more such may wait at the server, not yet accepted */
+		doubt_at_gates(slots);
+	connection->whole = whole;
+	connection->arrived = connection->request.phase != HTTP_IDLE || bytes_wait((struct sock *)connection->sock);
+	return 0;
+}
+
+/* The connection ends, or is followed no more: its socket's address may be another one's. Marked before it is told. */
+static __always_inline void forget_connection(struct http_connection *connection, __u64 key)
+{
+	connection->closed = 1;
+	bpf_map_delete_elem(&http_connections, &key);
+	tell_gates(connection, connection->told >> 32, 0);
+}
+
+__noinline int forget(__u64 key)
+{
+	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
+
+	if (connection)
+		forget_connection(connection, key);
 	return 0;
 }
 
@@ -184,14 +229,6 @@ static __always_inline int record(__u32 index, const struct http_watch *watch, c
 	return 1;
 }
 
-/* Only while its container is still the one that the place belongs to. */
-static __always_inline const struct http_watch *watch_of(__u32 index, __u32 epoch)
-{
-	const struct http_watch *watch = bpf_map_lookup_elem(&http_watches, &index);
-
-	return watch && epoch && watch->epoch == epoch ? watch : NULL;
-}
-
 /* Counts it, once. */
 static __always_inline void settle(const struct http_connection *connection, struct http_outcome *outcome)
 {
@@ -209,16 +246,6 @@ static __always_inline void settle(const struct http_connection *connection, str
 		tally_for(connection->watch, found, outcome->count);
 }
 
-/* The connection is not followed any more: its socket's address may be another one's. A global function, too. */
-__noinline int forget_at_gates(__u64 key)
-{
-	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
-
-	if (connection)
-		tell_gates(connection, connection->slots, 0);
-	return 0;
-}
-
 /* Whether what is in the slot may go; 0 only for a connection that is served, unless it `must`. */
 static __always_inline int vacate(__u32 slot, __u64 key, int must)
 {
@@ -232,8 +259,7 @@ static __always_inline int vacate(__u32 slot, __u64 key, int must)
 		return 0;
 	if (served)
 		tally_for(connection->watch, HTTP_EVICTED, served);
-	forget_at_gates(key);
-	bpf_map_delete_elem(&http_connections, &key);
+	forget(key);
 	return 1;
 }
 
@@ -261,13 +287,13 @@ static __always_inline int take_slot(__u32 watch, __u64 key, __u32 *slot)
 }
 
 static __always_inline struct http_connection *open_connection(struct sock *sock, const struct http_follower *follower,
-							       int is_fresh)
+							       __u32 slots, int is_fresh)
 {
 	__u64 key = (__u64)sock;
 	__u32 zero = 0, slot;
 	struct http_connection *connection = bpf_map_lookup_elem(&http_blank, &zero);
 
-	forget_at_gates(key);
+	forget(key);
 	if (!connection || !take_slot(follower->watch, key, &slot) ||
 	    bpf_map_update_elem(&http_connections, &key, connection, BPF_ANY)) {
 		tally_for(follower->watch, HTTP_NO_CONNECTION, 1);
@@ -279,19 +305,21 @@ static __always_inline struct http_connection *open_connection(struct sock *sock
 		connection->epoch = follower->epoch;
 		connection->slot = slot;
 		connection->sock = key;
+		connection->told = TOLD(slots, 0);
 		http_start(connection, is_fresh);
 	}
 	return connection;
 }
 
-static __always_inline struct http_connection *connection_of(struct sock *sock, const struct http_follower *follower)
+static __always_inline struct http_connection *connection_of(struct sock *sock, const struct http_follower *follower,
+							     __u32 slots)
 {
 	__u64 key = (__u64)sock;
 	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
 
 	if (connection && connection->epoch == follower->epoch && connection->watch == follower->watch)
 		return connection;
-	return open_connection(sock, follower, 0);
+	return open_connection(sock, follower, slots, 0);
 }
 
 struct iovec {
@@ -451,14 +479,16 @@ static __always_inline void note_call(const struct http_follower *follower, stru
 	if (!sock)
 		return;
 	if (call->shape == HTTP_ACCEPTS) {
-		open_connection(sock, follower, 1);
+		open_connection(sock, follower, watch->slots, 1);
 		return;
 	}
-	connection = connection_of(sock, follower);
+	connection = connection_of(sock, follower, watch->slots);
 	if (!connection)
 		return;
 	follow(connection, watch, call, result);
-	tell_of_call(connection, watch->slots, call->side);
+	if (call->side == HTTP_READ)
+		note_read(connection, watch->slots);
+	tell_of(connection, watch->slots);
 }
 
 SEC("raw_tp/sys_exit")
@@ -491,7 +521,7 @@ int http_bytes_arrive(struct bpf_raw_tracepoint_args *ctx)
 	if (!connection || !bytes_wait((struct sock *)key))
 		return 0;
 	connection->arrived = 1;
-	tell_gates(connection, connection->slots, known_requests(connection));
+	tell_of(connection, connection->told >> 32);
 	return 0;
 }
 
@@ -506,14 +536,17 @@ int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
 
 	if (!connection)
 		return 0;
-	if (state == HTTP_SHUT || state == HTTP_SHUT_LATER)
+	if (state == HTTP_SHUT || state == HTTP_SHUT_LATER) {
 		http_conclude(connection, &outcome);
-	else if (state == HTTP_GONE)
+		connection->is_shut = 1;
+	}
+	if (state == HTTP_GONE)
 		http_abandon(connection, &outcome);
 	settle(connection, &outcome);
-	tell_gates(connection, connection->slots, state == HTTP_GONE ? 0 : known_requests(connection));
 	if (state == HTTP_GONE)
-		bpf_map_delete_elem(&http_connections, &key);
+		forget_connection(connection, key);
+	else
+		tell_of(connection, connection->told >> 32);
 	return 0;
 }
 

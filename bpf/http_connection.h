@@ -35,10 +35,8 @@ struct http_connection {
 	__u32 watch;
 	__u32 epoch;
 	__u32 slot; /* of its watch */
-	__u32 told; /* known requests that the gates were told of … */
-	__u32 slots; /* … these gates */
-	__u32 counted; /* requests in service at that time */
-	__u32 _pad_slots;
+	__u32 whole; /* requests that were read to their ends, as of the last read */
+	__u64 told; /* known requests that gates were told of, and above them these gates: one word, so that both are changed at once */
 	__u64 sock;
 	__u8 is_fresh; /* seen from its beginning on */
 	__u8 spoke; /* a request was answered */
@@ -47,7 +45,8 @@ struct http_connection {
 	__u8 astray;
 	__u8 closed; /* speaks something else from here on */
 	__u8 arrived; /* bytes of a request that is not read to its end */
-	__u8 _pad[5];
+	__u8 is_shut; /* the server sends no more */
+	__u8 _pad[4];
 };
 
 /* A request that is over. `tally`: how it ended, an enum http_tally; HTTP_TALLIES: none is over. */
@@ -164,6 +163,12 @@ static __always_inline __u32 http_in_service(const struct http_connection *conne
 	__u32 waiting = http_waiting(connection);
 
 	return waiting && http_has_body_left(&connection->request) ? waiting - 1 : waiting;
+}
+
+/* Requests that were read to their ends, ever. */
+static __always_inline __u32 http_whole(const struct http_connection *connection)
+{
+	return connection->pushed - (http_waiting(connection) && http_has_body_left(&connection->request));
 }
 
 static __always_inline void http_read_event(struct http_connection *connection, __u32 event, __u64 now,

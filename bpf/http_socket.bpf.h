@@ -53,6 +53,7 @@ struct sock_common {
 
 struct sock {
 	struct sock_common __sk_common;
+	__u16 sk_protocol;
 } CO_RE;
 
 struct tcp_sock {
@@ -65,6 +66,7 @@ struct socket {
 	struct sock *sk;
 } CO_RE;
 
+#define IPPROTO_TCP 6
 #define TCP_CLOSE_WAIT 8 /* the end of what the other side sends has arrived, which counts as a byte */
 
 /* Whether bytes have arrived that were not read. */
@@ -73,6 +75,8 @@ static __always_inline int bytes_wait(struct sock *sock)
 	struct tcp_sock *tcp = (void *)sock;
 	__u32 count = BPF_CORE_READ(tcp, rcv_nxt) - BPF_CORE_READ(tcp, copied_seq);
 
+	if (BPF_CORE_READ(sock, sk_protocol) != IPPROTO_TCP) /* of MPTCP, which is another structure */
+		return 0;
 	return count > (BPF_CORE_READ(sock, __sk_common.skc_state) == TCP_CLOSE_WAIT);
 }
 

@@ -168,13 +168,13 @@ static __always_inline int stop_current_process(void)
 	return bpf_send_signal_thread(SIGSTOP) == 0;
 }
 
-/* Of a launch whose device is not known: one of the rule's devices on which requests run, else SLOT_NONE. */
+/* Of a launch whose device is not known: one of the rule's devices whose gate is shut, else SLOT_NONE. */
 static __noinline __u32 busy_slot(const struct rule *rule, __u64 now)
 {
 	for (__u32 i = 0; i < ORDINALS; i++) {
 		struct gate *gate = gate_of(rule->slots[i]);
 
-		if (gate && is_busy(gate, now))
+		if (gate && is_shut(gate, now))
 			return rule->slots[i];
 	}
 	return SLOT_NONE;

@@ -110,15 +110,23 @@ struct gate {
 	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
 	__u64 free_posted; /* PAUSE_FREE is in the ring; reset by the guardian */
 	__u64 requests; /* how often an online request found it free or began to count again: each ended an idle gap */
-	__s64 served; /* requests that their service has read and not answered, as far as a signal sees them */
-	__u64 served_ns; /* when it read the last one of these */
+	__s64 served; /* requests that have arrived at their service and are not answered, as far as a signal sees them */
+	__u64 served_ns; /* since when there are any … */
+	__u64 idle_ns; /* … and since when there were none before */
 	__u64 trust; /* how surely a signal sees each request before it launches: TRUST_MOST at most */
+	__u64 hasty; /* how often the next request comes before HASTY_NS have passed without one: of HASTY_ALWAYS */
 };
 
 /* A request that was seen before it launched adds one, one that was not takes some: one in 16 may come unseen. */
 #define TRUST_MOST 64
 #define TRUST_LOST 16
+#define TRUST_LOST_IDLE 4 /* requests came and went, and launched nothing: one in 4 may */
 #define TRUSTED 32
+#define HASTY_NS 500000ull
+#define HASTY_ALWAYS 65536ull
+#define HASTY_WEIGHT 32 /* of the past against the next one */
+/* From arrivals, or from the end of the request before, to a launch: for so long they shut a gate. */
+#define ANNOUNCED_NS 300000ull
 
 /* One for all. */
 struct control {

@@ -9,6 +9,7 @@ object is loaded only while a container is watched, as it costs every system cal
 from __future__ import annotations
 
 import ctypes as c
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -138,6 +139,7 @@ class HttpProbes:
     def __init__(self, object_path: Path, shared: Mapping[str, int] = MappingProxyType({})) -> None:
         self.bpf = BpfObject(object_path, shared=shared)
         self._gates: Sequence[Gate] = ()
+        self._lock = threading.Lock()  # over writing `http_watches`
         try:
             abi.check(self.bpf, MIRRORS)
             self._gates = self.bpf.map("gates", U32, Gate).share(SLOTS)
@@ -155,21 +157,27 @@ class HttpProbes:
 
     def watch(self, place: int, epoch: int, source: WatchedPort) -> None:
         """Gives a place to a container; its latencies begin at none."""
-        self._watches.put(U32(place), Watch())
-        self._latencies.put(U32(place), Latency())
-        self._counts.put(U32(place), Counts())
-        self._watches.put(U32(place), Watch.of(epoch, source))
+        with self._lock:
+            self._watches.put(U32(place), Watch())
+            self._latencies.put(U32(place), Latency())
+            self._counts.put(U32(place), Counts())
+            self._watches.put(U32(place), Watch.of(epoch, source))
 
     def point(self, place: int, slots: int) -> None:
-        """Of which devices the gates are told of its requests: bit n for the slot n."""
-        watch = self._watches.get(U32(place))
-        if watch is not None and watch.epoch and watch.slots != slots:
-            watch.slots = slots
-            self._watches.put(U32(place), watch)
+        """Of which devices the gates are told of its requests: bit n for the slot n. By any thread."""
+        with self._lock:
+            watch = self._watches.get(U32(place))
+            if watch is not None and watch.epoch and watch.slots != slots:
+                watch.slots = slots
+                self._watches.put(U32(place), watch)
 
     def unwatch(self, place: int) -> None:
-        """Frees a place; the calls of its processes are no longer looked at."""
-        self._watches.put(U32(place), Watch())
+        """Frees a place; the calls of its processes are no longer looked at.
+
+        What is in service there counts at its gates until its connections end, which only keeps the delays.
+        """
+        with self._lock:
+            self._watches.put(U32(place), Watch())
         for tgid, found in self.followed().items():
             if found == place:
                 self.unfollow(tgid)

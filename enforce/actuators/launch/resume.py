@@ -3,8 +3,8 @@
 """When a stopped process may run again, and the SIGCONT that undoes its stop.
 
 The schedule is pure: times in, processes to resume out. A process stopped for its queue waits until enough of it has
-drained; one stopped at a gate until no online request has run for `open_delay_ns`, or, where requests are seen before
-they launch, as soon as none is in service; and none longer than the rule's longest pause. A process that gets less than
+drained; one stopped at a gate until no online request has run for `open_delay_ns`, or for longer while requests queue
+for each other; and none longer than the rule's longest pause. A process that gets less than
 its floor that way is let through a little at a time: much at once would all meet one online request. One stopped at a
 copy waits until no online copy is under way on the link, few enough offline ones are, and its container is hardly ahead
 of the others there (bpf/pcie.h). A periodic process waits for its turn: when a device's is given back, the request with
@@ -26,6 +26,8 @@ from agent.core.model import ProcessId
 from agent.node.pidfd import Pidfd
 from agent.node.procfs import Procfs
 from agent.probes.abi import (
+    ANNOUNCED_NS,
+    HASTY_ALWAYS,
     LINK_LEAD_NS,
     LINK_QUEUE_NS,
     PAUSE_COPY,
@@ -329,18 +331,22 @@ class ResumeSchedule:
         return min(stop.latest_ns, max(queue_due_ns, opens))
 
     def _opens_ns(self, stop: Stop, now_ns: int) -> int:
-        """When the gate is, or may be, open: at once where a request that is to come would be seen."""
+        """When the gate is, or may be, open.
+
+        While requests queue for each other one that follows at once is the rule, and is waited for; but not where it
+        would be known, unless clients ask again as soon as they are answered.
+        """
         free_since, gate = self._free_since.get(stop.slot), self.gates[stop.slot]
         if free_since is None:
             return now_ns + _GATE_POLL_NS
-        if gate.trust < TRUSTED:
-            return free_since + self._open_delay_ns(stop)
-        if gate.served <= 0:
+        is_dense, knows = self._loads.is_dense(stop.slot), gate.trust >= TRUSTED
+        if knows and gate.served > 0:  # as long as the kernel stops launches for it
+            free_since = max(free_since, max(free_since, int(gate.served_ns)) + ANNOUNCED_NS - stop.open_delay_ns)
+        if not is_dense:
+            return free_since + stop.open_delay_ns
+        if knows and gate.served <= 0 and gate.hasty < HASTY_ALWAYS // 2:
             return free_since
-        return max(free_since, int(gate.served_ns)) + self._open_delay_ns(stop)
-
-    def _open_delay_ns(self, stop: Stop) -> int:
-        return max(stop.open_delay_ns, _DENSE_DELAY_NS) if self._loads.is_dense(stop.slot) else stop.open_delay_ns
+        return free_since + max(stop.open_delay_ns, _DENSE_DELAY_NS)
 
     def _busy_ns(self, slot: int, now_ns: int) -> int:
         return busy_total_ns(self.gates[slot], self.hold_ns, now_ns) if slot < SLOTS else 0

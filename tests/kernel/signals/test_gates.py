@@ -16,6 +16,7 @@ from agent.core.clock import monotonic_ns
 from agent.node import preflight
 from agent.node.preflight import kernel_version
 from agent.probes.abi import (
+    HASTY_ALWAYS,
     PAUSE_FREE,
     ROLE_OFFLINE,
     ROLE_ONLINE,
@@ -23,6 +24,7 @@ from agent.probes.abi import (
     SLOT_NONE,
     SLOTS,
     TRUST_LOST,
+    TRUST_LOST_IDLE,
     TRUST_MOST,
     TRUSTED,
     Gate,
@@ -39,6 +41,7 @@ from tests.support.programs.driver import Driver
 
 PLACE, EPOCH = 3, 7
 DEVICES = 0b101
+LONG_AGO, TO_COME = -(10**12), 10**12
 SHAPE = "launch:1x1x1:32x1x1"
 
 
@@ -87,7 +90,7 @@ def test_a_request_is_known_from_its_first_byte_to_its_answers_last(probes: Http
     with listening() as listener:
         watch(probes, listener)
         talk(listener, serve, asking())
-    assert seen[1:] == [[1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
+    assert seen == [[1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
     assert began_ns < gates[0].served_ns < monotonic_ns()
 
 
@@ -139,7 +142,7 @@ def test_a_request_that_came_before_its_connection_was_accepted_takes_trust_away
 ) -> None:
     with listening() as listener:
         watch(probes, listener)
-        gates[0].trust = TRUST_MOST
+        gates[0].trust, gates[0].last_online_ns = TRUST_MOST, 1 << 62  # they launch
         with socket.create_connection(listener.getsockname()[:2], timeout=PATIENCE_SECONDS) as client:
             client.sendall(GET)
             with listener.accept()[0] as connection:
@@ -152,6 +155,48 @@ def test_a_request_that_came_before_its_connection_was_accepted_takes_trust_away
                 connection.sendall(OK)
                 assert gates[0].trust == TRUST_MOST - TRUST_LOST
             exactly(client, OK * 2)
+    gates[0].last_online_ns = 0
+
+
+def test_requests_that_launch_nothing_take_trust_away(probes: HttpProbes, gates: Sequence[Gate]) -> None:
+    def serve(connection: socket.socket) -> None:
+        for _ in range(5):
+            exactly(connection, GET)
+            connection.sendall(OK)
+
+    with listening() as listener:
+        watch(probes, listener)
+        gates[0].trust = gates[2].trust = TRUST_MOST
+        gates[2].last_online_ns = 1 << 62  # there they launch
+        try:
+            talk(listener, serve, asking(times=5))
+        finally:
+            gates[2].last_online_ns = 0
+        lost = {TRUST_LOST, 0}  # the first one may have come before its connection was accepted
+        assert TRUST_MOST - gates[0].trust - 5 * TRUST_LOST_IDLE in lost
+        assert TRUST_MOST - gates[2].trust in lost
+
+
+@pytest.mark.parametrize(("idle_since_ns", "hasty"), [(TO_COME, True), (LONG_AGO, False)])
+def test_clients_that_ask_again_at_once_are_known_as_such(
+    probes: HttpProbes, gates: Sequence[Gate], idle_since_ns: int, *, hasty: bool
+) -> None:
+    def serve(connection: socket.socket) -> None:
+        for _ in range(100):
+            exactly(connection, GET)
+            connection.sendall(OK)
+
+    def ask(client: socket.socket) -> None:
+        for _ in range(100):
+            gates[0].idle_ns = monotonic_ns() + idle_since_ns
+            client.sendall(GET)
+            exactly(client, OK)
+
+    with listening() as listener:
+        watch(probes, listener)
+        gates[0].hasty = HASTY_ALWAYS // 2
+        talk(listener, serve, ask)
+    assert (gates[0].hasty > HASTY_ALWAYS // 2) == hasty
 
 
 def test_a_body_that_comes_after_its_head_leaves_no_request_behind(probes: HttpProbes, gates: Sequence[Gate]) -> None:
@@ -261,9 +306,6 @@ def rule(role: int) -> Rule:
     return made
 
 
-LONG_AGO, TO_COME = -(10**12), 10**12
-
-
 @pytest.mark.parametrize(
     ("trust", "in_service", "since_ns", "stops"),
     [(TRUSTED, 1, TO_COME, 1), (TRUSTED, 1, LONG_AGO, 0), (TRUSTED, 0, TO_COME, 0), (TRUSTED - 1, 1, TO_COME, 0)],
@@ -313,7 +355,7 @@ def test_the_guardian_is_woken_when_the_last_request_is_answered_and_another_pro
         client.sendall(GET * 2)
         exactly(client, OK * 2)
 
-    gates[2].waiting, gates[2].free_posted = 1, 0
+    gates[2].waiting, gates[2].free_posted, gates[2].trust = 1, 0, TRUST_MOST
     try:
         with listening() as listener:
             watch(probes, listener)

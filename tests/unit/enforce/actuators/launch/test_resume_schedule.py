@@ -7,10 +7,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.probes.abi import (
+    ANNOUNCED_NS,
+    HASTY_ALWAYS,
     PAUSE_GATE,
     PAUSE_QUEUE,
     RULE_GATE,
@@ -104,24 +107,13 @@ def test_the_kernel_knows_how_many_wait_at_each_gate_and_nothing_of_an_earlier_g
     assert [gate.waiting for gate in gates[:4]] == [0, 0, 1, 0]
 
 
-def freed(*, trust: int, served: int, served_ns: int = 0) -> ResumeSchedule:
-    """The last online request has ended at 1002 ms, and a process waits for that."""
+def test_a_request_that_arrived_and_launches_nothing_keeps_the_gate_shut_for_as_long_as_the_kernel_does() -> None:
     it = resumer()
     it.add(pause(1000 * MS, reason=PAUSE_GATE, queued=0))
     gate = it.gates[0]
-    gate.last_free_ns, gate.trust, gate.served, gate.served_ns = 1002 * MS, trust, served, served_ns
-    return it
-
-
-def test_where_requests_are_seen_to_come_the_gate_opens_as_soon_as_none_is_in_service() -> None:
-    assert len(freed(trust=TRUSTED, served=0).due(1002 * MS)) == 1
-    assert freed(trust=TRUSTED - 1, served=0).due(1002 * MS) == []
-
-
-def test_a_request_that_was_read_and_launches_nothing_keeps_the_gate_shut_for_no_longer_than_the_delay() -> None:
-    it = freed(trust=TRUSTED, served=1, served_ns=1003 * MS)
-    assert it.due(1003 * MS + it.open_delay_ns - 1) == []
-    assert len(it.due(1003 * MS + it.open_delay_ns)) == 1
+    gate.last_free_ns, gate.trust, gate.served, gate.served_ns = 1002 * MS, TRUSTED, 1, 1003 * MS
+    assert it.due(1003 * MS + ANNOUNCED_NS - 1) == []
+    assert len(it.due(1003 * MS + ANNOUNCED_NS)) == 1
 
 
 def test_an_online_side_that_went_silent_does_not_hold_the_gate() -> None:
@@ -229,6 +221,24 @@ def after_requests_that_ran_for(busy_ms: int) -> ResumeSchedule:
         gate.busy_total_ns += busy_ms * MS
         assert it.due(at) == []
     return it
+
+
+@pytest.mark.parametrize(
+    ("trust", "served", "hasty", "opens"),
+    [
+        (TRUSTED, 0, 0, True),
+        (TRUSTED - 1, 0, 0, False),
+        (TRUSTED, 1, 0, False),
+        (TRUSTED, 0, HASTY_ALWAYS // 2, False),
+    ],
+)
+def test_while_requests_queue_the_gate_opens_at_once_where_the_next_one_would_be_known(
+    trust: int, served: int, hasty: int, *, opens: bool
+) -> None:
+    it = after_requests_that_ran_for(9)
+    gate = it.gates[0]
+    gate.trust, gate.served, gate.hasty = trust, served, hasty
+    assert bool(it.due(1100 * MS + 1)) == opens
 
 
 def test_while_requests_queue_for_each_other_a_gap_between_two_of_them_is_not_filled() -> None:
