@@ -56,6 +56,7 @@ PIECES: Final = {
 
 STOCK_KERNELS: Final = (
     "tests/driver/test_denial.py",
+    "tests/kernel/launches/test_confined_on_stock_kernels.py",
     "tests/kernel/memory/test_quota_on_stock_kernels.py",
     "tests/kernel/probes/test_objects_on_stock_kernels.py",
     "tests/kernel/probes/test_seccomp_on_stock_kernels.py",

@@ -62,6 +62,16 @@ class Pidfd:
         except ProcessLookupError as error:
             raise GoneError(f"process {self.process.tgid} has ended") from error
 
+    def may_signal(self) -> bool:
+        """Whether this process may: it has the capability, and no security module forbids it. GoneError."""
+        try:
+            signal.pidfd_send_signal(self.fd, 0)
+        except PermissionError:
+            return False
+        except ProcessLookupError as error:
+            raise GoneError(f"process {self.process.tgid} has ended") from error
+        return True
+
     def has_ended(self, wait_ms: int = 0) -> bool:
         """Whether the process has ended, reaped or not. `wait_ms`: how long it may still take."""
         poll = select.poll()

@@ -82,14 +82,19 @@ class Archive:
         """The image of the oldest kernel in that range, or of the newest one."""
         names = [name for version, name in self._kernels if oldest <= version < before]
         for name in reversed(names) if newest else names:
-            self._run("apt-get", "download", name)
-            (package,) = (self._folder / "kernels").glob(f"{name}_*.deb")
-            into = self._folder / "kernels" / name
-            self._run("dpkg", "-x", str(package), str(into), limit_seconds=_UNPACK_SECONDS)
+            into = self.package(name)
             images: list[Path] = [*into.glob("boot/vmlinuz*"), *into.glob("usr/lib/modules/*/vmlinuz")]
             if images:  # what is signed and what is not, the image and its parts are packages of their own
                 return images[0]
         raise SetupError(f"the archive has no kernel from {oldest} to {before} now")
+
+    def package(self, name: str) -> Path:
+        """A folder with what one package holds."""
+        self._run("apt-get", "download", name)
+        (package,) = (self._folder / "kernels").glob(f"{name}_*.deb")
+        into = self._folder / "kernels" / name
+        self._run("dpkg", "-x", str(package), str(into), limit_seconds=_UNPACK_SECONDS)
+        return into
 
     def unpack(self, *names: str) -> Path:
         """A folder with packages and all that they depend on, the C library included."""

@@ -20,6 +20,7 @@ from typing import Final
 from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.core.errors import GoneError, SetupError, WardenError
 from agent.core.model import ProcessId
+from agent.node.pidfd import Pidfd
 from agent.node.procfs import Procfs
 from enforce.actuators.launch.levels import LevelChange
 from enforce.ledger.entries import LedgerEntry
@@ -43,8 +44,13 @@ class LedgeredRules:
         self.failures = 0  # entries that could not be closed or written again
 
     def put(self, target: Target, write: Callable[[], object]) -> None:
-        """The entry, then the rule. Raises LedgerError: the rule is not written; and what `write` raises."""
+        """The entry, then the rule. Raises what `write` does.
+
+        SetupError, LedgerError: the rule is not written, as nothing could resume the process, or nothing would know.
+        """
         process = target.process
+        if process not in self._entries:
+            self._require_signals(process)
         entry = self._entries.get(process) or LedgerEntry.of(self._act, process, target.container, wall_ns())
         self._ledger.intend(entry)
         self._removed.pop(process, None)
@@ -60,6 +66,19 @@ class LedgeredRules:
         entry = self._entries.pop(process, None)
         if entry is not None:
             self._removed[process] = entry
+
+    def _require_signals(self, process: ProcessId) -> None:
+        """The kernel asks nobody whether it may stop a process; whoever is to resume it needs to be let."""
+        try:
+            with Pidfd(process, self._proc) as pidfd:
+                reached = pidfd.may_signal()
+        except GoneError:
+            return
+        if not reached:
+            raise SetupError(
+                f"process {process.tgid} could not be resumed, so it is not stopped: this agent may not signal it. "
+                "Run the agent as root with CAP_KILL, and not confined by AppArmor or SELinux"
+            )
 
     def maintain(self, now_ns: int) -> None:
         """Closes and re-affirms what is due. Never raises: what the ledger refuses is counted and tried again."""
@@ -106,6 +125,7 @@ class LaunchRules:
         self._ledgered = LedgeredRules("pace", ledger, proc)
         self._targets: set[Target] = set()
         self._refused = 0
+        self._logged: dict[ProcessId, str] = {}  # why the last try to change its rule failed
 
     def losses(self) -> dict[str, int]:
         """Changes that failed, and entries that the ledger did not take; rules that another writer changed."""
@@ -124,12 +144,17 @@ class LaunchRules:
         Those that slow no process first: should the kernel's map be full, the online processes' rules are in it.
         """
         self._ledgered.maintain(self._clock())
+        failed: dict[ProcessId, str] = {}
         for change in sorted(changes, key=lambda change: change.after.slows):
             try:
                 self._apply(change.target, change.after)
             except (OSError, WardenError) as error:
                 self._refused += 1
-                _log.warning("the launch rule of %s is not changed: %s", change.target.process, error)
+                process, reason = change.target.process, str(error)
+                failed[process] = reason
+                if self._logged.get(process) != reason:  # it is tried again ten times a second
+                    _log.warning("the launch rule of %s is not changed: %s", process, reason)
+        self._logged = failed
 
     def release_all(self) -> None:
         """Removes every rule. Entries stay open until the processes are seen running, or are undone from the ledger."""

@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
+
 from agent.core.errors import SetupError
 from agent.core.model import ContainerKey, ProcessId
+from agent.node.pidfd import Pidfd
+from agent.node.proc_parse import Stat
 from agent.node.procfs import Procfs
 from enforce.actuators.launch.ledgered_rules import LaunchRules
 from enforce.actuators.launch.levels import LevelChange
@@ -16,6 +21,7 @@ from enforce.ledger.entries import LedgerEntry
 from enforce.ledger.ledger import Ledger
 from enforce.model import FULL, Level, Target
 from tests.support.clocks import SetClock
+from tests.support.processes import show_process
 
 SECOND = 1_000_000_000
 PROCESS = ProcessId(7, 1)
@@ -40,13 +46,17 @@ class Rules:
 
 
 class Unreadable(Procfs):
-    """As when no file can be opened."""
+    """As when no file can be opened, from the time on that `full` says."""
+
+    full = False
 
     def is_alive(self, process: ProcessId) -> bool:
-        return True
+        return self.full or super().is_alive(process)
 
-    def stat(self, tgid: int) -> None:  # type: ignore[override]
-        raise SetupError(f"stat of process {tgid} cannot be read now")
+    def stat(self, tgid: int) -> Stat:
+        if self.full:
+            raise SetupError(f"stat of process {tgid} cannot be read now")
+        return super().stat(tgid)
 
 
 def outstanding(ledger: Ledger) -> list[str]:
@@ -81,10 +91,25 @@ def test_an_entry_that_is_there_is_not_written_again_and_one_that_is_released_do
     assert outstanding(ledger) == []
 
 
-def test_the_entry_of_a_process_that_cannot_be_read_stays(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
-    holds = LaunchRules(Rules(), ledger, Unreadable())
+def test_the_entry_of_a_process_that_cannot_be_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, proc = Ledger(tmp_path / "ledger"), Unreadable(str(tmp_path))
+    holds = LaunchRules(Rules(), ledger, proc)
     holds.perform([LevelChange(TARGET, FULL, PACED)])
+    monkeypatch.setattr(Unreadable, "full", True)
     holds.release_all()
     holds.perform([])
     assert len(outstanding(ledger)) == 1
+
+
+def test_a_rule_that_is_refused_is_counted_each_time_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ProcessId(os.getpid(), 1)
+    show_process(tmp_path, here)
+    monkeypatch.setattr(Pidfd, "may_signal", lambda _self: False)
+    rules = LaunchRules(Rules(), Ledger(tmp_path / "ledger"), Procfs(str(tmp_path)))
+    for _ in range(3):
+        rules.perform([LevelChange(TARGET._replace(process=here), FULL, PACED)])
+    assert rules.losses()["rules:refused"] == 3
+    assert sum("could not be resumed" in record.message for record in caplog.records) == 1
+    assert rules.in_force() == {}

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,26 @@ def test_a_rule_whose_entry_cannot_be_written_is_not_written(
     with pytest.raises(LedgerError):
         rules.put(TARGET, kernel.write)
     assert not kernel.rules
+
+
+@pytest.mark.parametrize("why", [errno.EPERM, errno.EACCES])  # no capability; AppArmor
+def test_a_process_that_could_not_be_resumed_gets_no_rule(
+    tmp_path: Path, rules: LedgeredRules, ledger: Ledger, kernel: Kernel, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    def forbid(_fd: int, number: int) -> None:
+        assert number == 0  # nothing that a process could notice
+        raise OSError(why, os.strerror(why))
+
+    here = ProcessId(os.getpid(), 1)
+    show_process(tmp_path, here)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "pidfd_send_signal", forbid)
+        with pytest.raises(SetupError, match="could not be resumed"):
+            rules.put(TARGET._replace(process=here), kernel.write)
+    assert not kernel.rules
+    assert acts(ledger) == []
+    rules.put(TARGET._replace(process=here), kernel.write)
+    assert kernel.rules
 
 
 @pytest.mark.parametrize("state", ["T", "D"])  # D: frozen by a v1 freezer, and perhaps stopped as well
