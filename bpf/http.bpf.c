@@ -2,7 +2,8 @@
 // SPDX-FileCopyrightText: The GPU Warden authors
 /*
  * An object of its own: loaded and attached only while some container's promise is about HTTP. Every system call of the
- * node that returns more than 0 pays one look-up then. Only returns are looked at: a call's arguments are still there.
+ * node that returns more than 0 pays one look-up then, and so does whatever arrives at a socket. Only returns are looked
+ * at: a call's arguments are still there. What is known of requests is told to the gates of the container's devices.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>

@@ -120,7 +120,7 @@ struct gate {
 /* A request that was seen before it launched adds one, one that was not takes some: one in 16 may come unseen. */
 #define TRUST_MOST 64
 #define TRUST_LOST 16
-#define TRUST_LOST_IDLE 4 /* requests came and went, and launched nothing: one in 4 may */
+#define TRUST_LOST_IDLE 4 /* requests came and went, and launched nothing: one stretch in five may */
 #define TRUSTED 32
 #define HASTY_NS 500000ull
 #define HASTY_ALWAYS 65536ull

@@ -41,6 +41,7 @@ from tests.support.programs.driver import Driver
 
 PLACE, EPOCH = 3, 7
 DEVICES = 0b101
+ARRIVALS = pytest.mark.skipif(kernel_version(os.uname().release) < (6, 3), reason="not seen before Linux 6.3")
 LONG_AGO, TO_COME = -(10**12), 10**12
 SHAPE = "launch:1x1x1:32x1x1"
 
@@ -114,7 +115,7 @@ def test_requests_that_wait_for_each_other_are_all_in_service(probes: HttpProbes
     assert seen == [3, 2, 1, 0]
 
 
-@pytest.mark.skipif(kernel_version(os.uname().release) < (6, 3), reason="not seen before Linux 6.3")
+@ARRIVALS
 def test_a_request_that_no_thread_has_read_yet_counts_from_its_arrival(
     probes: HttpProbes, gates: Sequence[Gate]
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_request_that_no_thread_has_read_yet_counts_from_its_arrival(
     assert seen == [[1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
 
 
+@ARRIVALS
 def test_a_request_that_came_before_its_connection_was_accepted_takes_trust_away(
     probes: HttpProbes, gates: Sequence[Gate]
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_request_that_came_before_its_connection_was_accepted_takes_trust_away
     gates[0].last_online_ns = 0
 
 
+@ARRIVALS
 def test_requests_that_launch_nothing_take_trust_away(probes: HttpProbes, gates: Sequence[Gate]) -> None:
     def serve(connection: socket.socket) -> None:
         for _ in range(5):
