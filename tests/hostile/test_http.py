@@ -19,7 +19,7 @@ import pytest
 
 from agent.node import preflight
 from agent.probes.abi import quantile_ns
-from enforce.signals.http_probe import SLOTS, HttpProbes, WatchedPort, details_of
+from enforce.signals.http_probe import CONNECTIONS, HttpProbes, WatchedPort, details_of
 from tools.harness.wait import until
 
 _CLIENT = Path(__file__).parent / "programs" / "http_client.py"
@@ -142,7 +142,7 @@ def test_a_client_that_takes_a_second_to_ask_makes_no_answer_slow(probes: HttpPr
 
 @pytest.mark.parametrize("way", ["idle", "halves"])
 def test_thousands_of_connections_of_one_client_hide_no_request_of_another(probes: HttpProbes, way: str) -> None:
-    crowd = 3 * SLOTS
+    crowd = 3 * CONNECTIONS
     with service() as port, occupying(way, port, crowd):
         watch(probes, _PLACE, port)
         with occupying(way, port, crowd - 500):

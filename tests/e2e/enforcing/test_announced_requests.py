@@ -64,7 +64,7 @@ def client(port: int) -> Iterator[None]:
 
 def gates(agent: Agent) -> list[Gate]:
     with map_of(agent.process.pid, "gates") as found:
-        return [found.get(U32(slot)) for slot in range(SLOTS)]
+        return [gate for slot in range(SLOTS) if (gate := found.get(U32(slot))) is not None]
 
 
 def is_trusted(agent: Agent) -> bool:

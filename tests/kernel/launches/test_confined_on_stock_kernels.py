@@ -50,7 +50,7 @@ def consoles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     subprocess.run(["gcc", *FLAGS, "-o", folder / "guest", _SOURCE], check=True)
     (folder / "text").write_text(_PROFILES)
     features = parser / "etc/apparmor.d/abi/3.0"
-    command = [parser / "sbin/apparmor_parser", "-Q", "-K", "-S", "-M", features, folder / "text"]
+    command = [str(parser / "sbin/apparmor_parser"), "-Q", "-K", "-S", "-M", str(features), str(folder / "text")]
     (folder / "profiles").write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
     texts = stock_kernels.boot(images, stock_kernels.pack(folder, folder / "guest", [folder / "profiles"]))
     return dict(zip(_KERNELS, texts, strict=True))

@@ -29,6 +29,10 @@ class Pretended:
     problem: str | None = None
     foreign: int = 0
     seen: dict[str, int] = field(default_factory=dict)
+    pointed: dict[ContainerKey, int] = field(default_factory=dict)
+
+    def point(self, container: ContainerKey, slots: int) -> None:
+        self.pointed[container] = slots
 
     def watch(self, container: Container, source: WatchedPort, now_ns: int) -> int | None:
         self.watched.append((container, source, now_ns))
@@ -144,3 +148,9 @@ def test_the_statuses_of_the_objective_are_watched() -> None:
 def test_connections_that_are_not_http_1_are_a_trouble_of_their_own() -> None:
     assert Http(Pretended(), Requests(), [SLO]).trouble(CHAT.key) is None
     assert "3 connections spoke something else" in (Http(Pretended(foreign=3), Requests(), []).trouble(CHAT.key) or "")
+
+
+def test_the_gates_of_its_devices_are_named_by_the_bits_of_a_number() -> None:
+    counter = Pretended()
+    Http(counter, Requests(), [SLO]).announce(CHAT.key, [0, 3, 3])
+    assert counter.pointed == {CHAT.key: 0b1001}

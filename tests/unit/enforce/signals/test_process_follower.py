@@ -31,6 +31,7 @@ class Kernel:
     changed: set[int] = field(default_factory=set)
     unused: int = 0
     closed: bool = False
+    pointed: list[tuple[int, int]] = field(default_factory=list)
 
     def begin(self, number: int, source: str) -> None:
         if source == "no room":
@@ -43,6 +44,10 @@ class Kernel:
 
     def buckets(self, number: int) -> bytes | None:
         return b"" if number in self.counted else None
+
+    def point(self, number: int, slots: int) -> None:
+        assert number in self.counted
+        self.pointed.append((number, slots))
 
     def followed(self) -> dict[int, int]:
         return dict(self.wanted)
@@ -343,3 +348,16 @@ def test_a_process_that_is_followed_already_is_not_identified_again(stage: Stage
     stage.members[CHAT.key] = {1, 2, 3}
     stage.round()
     assert stage.identified == [3]
+
+
+def test_the_gates_of_a_watch_are_said_once_and_again_when_they_or_its_number_change(stage: Stage) -> None:
+    stage.follower.point(CHAT.key, 1)  # nothing is watched yet
+    number = stage.begun()
+    for slots in (1, 1, 3, 3):
+        stage.follower.point(CHAT.key, slots)
+    assert stage.kernel.pointed == [(number, 1), (number, 3)]
+    stage.follower.forget(CHAT.key)
+    stage.round()
+    again = stage.begun()
+    stage.follower.point(CHAT.key, 3)
+    assert stage.kernel.pointed[2:] == [(again, 3)]
