@@ -11,7 +11,7 @@ import pytest
 from agent.node.elf import exported_extents
 from agent.node.instructions import place
 from tests.kernel.memory.quota_guest import build_guest
-from tests.support.booting import or_skip
+from tests.support.booting import or_skip, stock_images
 from tools.harness import stock_kernels
 
 _KERNEL = (6, 18)
@@ -20,12 +20,11 @@ _KERNEL = (6, 18)
 @pytest.mark.parametrize("driver", ["550"], indirect=True)
 def test_it_is_denied_where_the_probe_stands_behind_the_check(libcuda: Path, tmp_path: Path) -> None:
     with or_skip():
-        stock_kernels.require()
-        kernel = stock_kernels.Archive(tmp_path / "archive").kernel(_KERNEL, (99, 0))
+        kernels = stock_images(tmp_path / "archive", [(_KERNEL, (99, 0))])
     extent = exported_extents(str(libcuda), "cuMemAlloc_v2")["cuMemAlloc_v2"]
     code = libcuda.read_bytes()[extent.offset : extent.offset + extent.size_bytes]
     guest = build_guest(tmp_path, libcuda, place(code, _KERNEL, "x86_64").distance)
-    (text,) = stock_kernels.boot([kernel], guest)
+    (text,) = stock_kernels.boot(kernels, guest)
     lines = text.splitlines()
     assert "END" in lines, text[-2000:]
     assert not [line for line in lines if line.startswith("FAILED")], text

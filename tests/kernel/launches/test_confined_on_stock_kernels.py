@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.booting import FLAGS, or_skip
+from tests.support.booting import FLAGS, or_skip, stock_images
 from tools.harness import stock_kernels
 
 _SOURCE = Path(__file__).parent / "guest" / "confined.c"
@@ -43,9 +43,7 @@ def consoles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By kernel, what the guest wrote."""
     folder = tmp_path_factory.mktemp("guest")
     with or_skip():
-        stock_kernels.require()
-        archive = stock_kernels.Archive(tmp_path_factory.mktemp("archive"))
-        images = [archive.kernel(*versions) for versions in _KERNELS.values()]
+        images = stock_images(tmp_path_factory.mktemp("archive"), _KERNELS.values())
         parser = stock_kernels.Archive(tmp_path_factory.mktemp("tools"), ["debian bookworm"]).package("apparmor")
     subprocess.run(["gcc", *FLAGS, "-o", folder / "guest", _SOURCE], check=True)
     (folder / "text").write_text(_PROFILES)

@@ -25,23 +25,22 @@ from agent.probes.abi import (
     ProcessKey,
     Rule,
     Tenant,
-    Wake,
 )
 from agent.probes.libbpf import RingBuffer
 from agent.probes.libcuda import LibcudaProbes
-from tests.support.programs.driver import Driven, Driver, a_cpu_that_is_taken_away, lost
+from tests.support.programs.driver import (
+    Driven,
+    Driver,
+    a_cpu_that_is_taken_away,
+    lost,
+    records,
+    resume_until_done,
+)
 
 LAUNCHES = 3000
 MORE_THAN_A_PASS_NS = 2_000_000_000  # what a process may launch once another one has resumed it
 FOR_EVER = 1 << 63
 THREADS = 8
-
-
-def resume_until_done(driven: Driven) -> None:
-    while not select.select([driven.stdout], [], [], 0)[0]:
-        if Procfs().stat(driven.process.tgid).state == "T":
-            os.kill(driven.process.tgid, signal.SIGCONT)
-    driven.finish()
 
 
 def stop_each(probes: LibcudaProbes, driven: Driven) -> ProcessKey:
@@ -53,17 +52,6 @@ def stop_each(probes: LibcudaProbes, driven: Driven) -> ProcessKey:
     probes.map("rules").put(key, rule)
     probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
     return key
-
-
-def records(probes: LibcudaProbes) -> list[Wake]:
-    """What waits in the ring for the guardian."""
-    found: list[Wake] = []
-    ring = RingBuffer(
-        probes.bpf.lib, probes.bpf.map_fd("pauses"), lambda data: found.append(Wake.from_buffer_copy(data))
-    )
-    ring.consume()
-    ring.close()
-    return found
 
 
 def test_a_process_that_others_resume_costs_one_record_and_each_of_its_stops_is_counted(

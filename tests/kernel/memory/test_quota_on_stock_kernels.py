@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.memory.quota_guest import build_guest, compile_guest
-from tests.support.booting import or_skip
+from tests.support.booting import or_skip, stock_images
 from tools.harness import stock_kernels
 
 _NEW, _OLD = (6, 18), (6, 1)
@@ -26,9 +26,7 @@ _NEW, _OLD = (6, 18), (6, 1)
 def output(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[str]]:
     """By kernel, the lines that the guest wrote."""
     with or_skip():
-        stock_kernels.require()
-        archive = stock_kernels.Archive(tmp_path_factory.mktemp("archive"))
-        kernels = [archive.kernel(_NEW, (99, 0)), archive.kernel(_OLD, (6, 2))]
+        kernels = stock_images(tmp_path_factory.mktemp("archive"), [(_NEW, (99, 0)), (_OLD, (6, 2))])
     texts = stock_kernels.boot(kernels, build_guest(tmp_path_factory.mktemp("guest")))
     return {version: text.splitlines() for version, text in zip((_NEW, _OLD), texts, strict=True)}
 

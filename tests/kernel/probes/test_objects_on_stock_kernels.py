@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.node import preflight
-from tests.support.booting import FLAGS, or_skip
+from tests.support.booting import FLAGS, or_skip, stock_images
 from tools.harness import stock_kernels
 
 _SOURCE = Path(__file__).parent / "guest" / "load.c"
@@ -23,9 +23,7 @@ def consoles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By kernel, what the guest wrote."""
     folder = tmp_path_factory.mktemp("guest")
     with or_skip():
-        stock_kernels.require()
-        archive = stock_kernels.Archive(tmp_path_factory.mktemp("archive"))
-        images = [archive.kernel(*versions) for versions in _KERNELS.values()]
+        images = stock_images(tmp_path_factory.mktemp("archive"), _KERNELS.values())
     subprocess.run(["gcc", *FLAGS, "-o", folder / "guest", _SOURCE, "-lbpf"], check=True)
     objects = [preflight.bpf_object().with_name(f"{name}.bpf.o") for name in _OBJECTS]
     texts = stock_kernels.boot(images, stock_kernels.pack(folder, folder / "guest", objects))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import IO, Any
 
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
-from agent.probes.abi import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS, MEMORY_KINDS, ProcessKey
+from agent.probes.abi import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS, MEMORY_KINDS, ProcessKey, Wake
+from agent.probes.libbpf import RingBuffer
 from agent.probes.libcuda import LibcudaProbes
 from tools.harness.node import Node, compile_client
 
@@ -228,3 +230,22 @@ def assert_mixed_operations(probes: LibcudaProbes, process: ProcessId, functions
         (1, "device_to_host"): (1, 2003),
     }
     assert latencies(probes, process).count == 4 + 1
+
+
+def resume_until_done(driven: Driven) -> None:
+    """Undoes each of its stops: there is no guardian."""
+    while not select.select([driven.stdout], [], [], 0)[0]:
+        if Procfs().stat(driven.process.tgid).state == "T":
+            os.kill(driven.process.tgid, signal.SIGCONT)
+    driven.finish()
+
+
+def records(probes: LibcudaProbes) -> list[Wake]:
+    """What waits in the ring for the guardian."""
+    found: list[Wake] = []
+    ring = RingBuffer(
+        probes.bpf.lib, probes.bpf.map_fd("pauses"), lambda data: found.append(Wake.from_buffer_copy(data))
+    )
+    ring.consume()
+    ring.close()
+    return found
