@@ -136,7 +136,7 @@ static __always_inline void learn_haste(struct gate *gate, __u64 now)
 }
 
 /* Nothing is left that those who wait at the gate wait for. */
-static __always_inline void tell_free(struct gate *gate, __u32 slot)
+static __always_inline void post_free(struct gate *gate, __u32 slot)
 {
 	if (gate->waiting && !__sync_val_compare_and_swap(&gate->free_posted, 0, 1))
 		post_wake(&(struct wake){.kind = PAUSE_FREE, .slot = slot});
@@ -163,8 +163,8 @@ static __always_inline void count_served(__u32 slot, __s64 change)
 		return;
 	if (gate->last_online_ns < gate->served_ns)
 		lose_trust(gate, TRUST_LOST_IDLE);
-	if (sees_requests(gate)) /* else the end of the GPU work has told */
-		tell_free(gate, slot);
+	if (sees_requests(gate)) /* else the end of the GPU work did */
+		post_free(gate, slot);
 }
 
 /* An online thread's first launch since its last drained wait. */
@@ -215,7 +215,7 @@ static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 n
 		return;
 	gate->busy_total_ns += busy_for(gate, now);
 	gate->busy_since_ns = 0;
-	tell_free(gate, slot);
+	post_free(gate, slot);
 }
 
 /* An online thread enters (+1) or leaves (−1) a wait. */

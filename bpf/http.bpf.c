@@ -3,7 +3,7 @@
 /*
  * An object of its own: loaded and attached only while some container's promise is about HTTP. Every system call of the
  * node that returns more than 0 pays one look-up then, and so does whatever arrives at a socket. Only returns are looked
- * at: a call's arguments are still there. What is known of requests is told to the gates of the container's devices.
+ * at: a call's arguments are still there. What is known of requests is reported to the gates of the container's devices.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -119,7 +119,7 @@ static __always_inline const struct http_watch *watch_of(__u32 index, __u32 epoc
 }
 
 /* A request was read that was not seen to arrive. */
-__noinline int doubt_at_gates(__u32 slots)
+__noinline int distrust_at_gates(__u32 slots)
 {
 	for (__u32 slot = 0; slot < SLOTS; slot++) {
 		struct gate *gate = slots >> slot & 1 ? gate_of(slot) : NULL;
@@ -130,12 +130,12 @@ __noinline int doubt_at_gates(__u32 slots)
 	return 0;
 }
 
-#define TOLD(slots, served) ((__u64)(slots) << 32 | (served))
+#define REPORTED(slots, served) ((__u64)(slots) << 32 | (served))
 
-/* So many requests of the connection are known: what the gates that it was told to do not know of. */
-static __always_inline void tell_gates(struct http_connection *connection, __u32 slots, __u32 served)
+/* So many requests of the connection are known: the gates get the difference to what was reported before. */
+static __always_inline void update_gates(struct http_connection *connection, __u32 slots, __u32 served)
 {
-	__u64 before = __sync_lock_test_and_set(&connection->told, TOLD(slots, served));
+	__u64 before = __sync_lock_test_and_set(&connection->reported, REPORTED(slots, served));
 	__u32 old_slots = before >> 32, old = before;
 
 	if (old_slots == slots) {
@@ -161,19 +161,19 @@ static __always_inline __u32 known_requests(const struct http_connection *connec
 }
 
 /*
- * Told again where something has changed meanwhile: the other side of the connection, or its end. Of what ends after
- * that, its end tells. A global function, too.
+ * Twice where something has changed meanwhile: the other side of the connection, or its end. An end after that reports
+ * itself. A global function, too.
  */
-__noinline int tell_of(struct http_connection *connection, __u32 slots)
+__noinline int report_requests(struct http_connection *connection, __u32 slots)
 {
 	__u32 served;
 
 	if (!connection)
 		return 0;
 	served = known_requests(connection);
-	tell_gates(connection, slots, served);
+	update_gates(connection, slots, served);
 	if (known_requests(connection) != served)
-		tell_gates(connection, slots, known_requests(connection));
+		update_gates(connection, slots, known_requests(connection));
 	return 0;
 }
 
@@ -186,18 +186,18 @@ __noinline int note_read(struct http_connection *connection, __u32 slots)
 		return 0;
 	whole = http_whole(connection);
 	if (whole != connection->whole && !connection->arrived) /* more such may wait at the server, not yet accepted */
-		doubt_at_gates(slots);
+		distrust_at_gates(slots);
 	connection->whole = whole;
 	connection->arrived = connection->request.phase != HTTP_IDLE || bytes_wait((struct sock *)connection->sock);
 	return 0;
 }
 
-/* The connection ends, or is followed no more: its socket's address may be another one's. Marked before it is told. */
+/* The connection ends, or is followed no more: its socket's address may be another one's. Marked before it is reported. */
 static __always_inline void forget_connection(struct http_connection *connection, __u64 key)
 {
 	connection->closed = 1;
 	bpf_map_delete_elem(&http_connections, &key);
-	tell_gates(connection, connection->told >> 32, 0);
+	update_gates(connection, connection->reported >> 32, 0);
 }
 
 __noinline int forget(__u64 key)
@@ -306,7 +306,7 @@ static __always_inline struct http_connection *open_connection(struct sock *sock
 		connection->epoch = follower->epoch;
 		connection->slot = slot;
 		connection->sock = key;
-		connection->told = TOLD(slots, 0);
+		connection->reported = REPORTED(slots, 0);
 		http_start(connection, is_fresh);
 	}
 	return connection;
@@ -489,7 +489,7 @@ static __always_inline void note_call(const struct http_follower *follower, stru
 	follow(connection, watch, call, result);
 	if (call->side == HTTP_READ)
 		note_read(connection, watch->slots);
-	tell_of(connection, watch->slots);
+	report_requests(connection, watch->slots);
 }
 
 SEC("raw_tp/sys_exit")
@@ -522,7 +522,7 @@ int http_bytes_arrive(struct bpf_raw_tracepoint_args *ctx)
 	if (!connection || !bytes_wait((struct sock *)key))
 		return 0;
 	connection->arrived = 1;
-	tell_of(connection, connection->told >> 32);
+	report_requests(connection, connection->reported >> 32);
 	return 0;
 }
 
@@ -547,7 +547,7 @@ int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
 	if (state == HTTP_GONE)
 		forget_connection(connection, key);
 	else
-		tell_of(connection, connection->told >> 32);
+		report_requests(connection, connection->reported >> 32);
 	return 0;
 }
 

@@ -36,7 +36,7 @@ struct http_connection {
 	__u32 epoch;
 	__u32 slot; /* of its watch */
 	__u32 whole; /* requests that were read to their ends, as of the last read */
-	__u64 told; /* known requests that gates were told of, and above them these gates: one word, so that both are changed at once */
+	__u64 reported; /* known requests that gates count, and above them these gates: one word, so that both change at once */
 	__u64 sock;
 	__u8 is_fresh; /* seen from its beginning on */
 	__u8 spoke; /* a request was answered */
@@ -165,7 +165,7 @@ static __always_inline __u32 http_in_service(const struct http_connection *conne
 	return waiting && http_has_body_left(&connection->request) ? waiting - 1 : waiting;
 }
 
-/* Requests that were read to their ends, ever. */
+/* Requests that were read to their ends, ever. Not in_service + popped: the other side may pop between the two. */
 static __always_inline __u32 http_whole(const struct http_connection *connection)
 {
 	return connection->pushed - (http_waiting(connection) && http_has_body_left(&connection->request));

@@ -55,7 +55,7 @@ class Pidfd:
         """GoneError when the process has ended. OSError or SetupError when that cannot be read now."""
         check_identity(self.process, self._proc)
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, number: int) -> None:
         """The signal, to this process only. GoneError when it has ended."""
         try:
             signal.pidfd_send_signal(self.fd, number)
@@ -65,11 +65,9 @@ class Pidfd:
     def may_signal(self) -> bool:
         """Whether this process may: it has the capability, and no security module forbids it. GoneError."""
         try:
-            signal.pidfd_send_signal(self.fd, 0)
+            self.send(0)
         except PermissionError:
             return False
-        except ProcessLookupError as error:
-            raise GoneError(f"process {self.process.tgid} has ended") from error
         return True
 
     def has_ended(self, wait_ms: int = 0) -> bool:

@@ -20,7 +20,7 @@ from agent.probes.libbpf import BpfObject
 U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
 DEVICE_UNKNOWN = 0xFFFFFFFF
 SLOTS, ORDINALS, SLOT_NONE = 16, 16, 0xFF
-TRUSTED, TRUST_LOST, TRUST_LOST_IDLE, TRUST_MOST, HASTY_ALWAYS, ANNOUNCED_NS = 32, 16, 4, 64, 65536, 300_000
+TRUSTED, TRUST_LOST, TRUST_LOST_IDLE, TRUST_MOST, HASTY_ALWAYS, ANNOUNCED_NS = 32, 16, 4, 64, 65536, 300_000  # of gates
 QUEUES = SLOTS + 1
 MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "graph", "pinned", "spare_7")
 PINNED = MEMORY_KINDS.index("pinned")

@@ -162,7 +162,7 @@ class LatencyReader:
         return {key: reading for key, reading in found if reading is not None}
 
     def announce(self, workloads: Mapping[ContainerKey, Workload], slots: Mapping[DeviceUuid, int]) -> None:
-        """Tells the gates of their devices of requests, where the signal sees them come. For decisions that act."""
+        """The gates of their devices count requests where the signal sees them arrive. For decisions that act."""
         http = self.signals.get(Http.name)
         if not isinstance(http, Http):
             return

@@ -50,7 +50,7 @@ class RequestCounter(Protocol):
         ...
 
     def point(self, container: ContainerKey, slots: int) -> None:
-        """The gates of these slots, as the bits of a number, are told of its requests."""
+        """The gates of these slots, as the bits of a number, count its requests."""
         ...
 
     def trouble(self, container: ContainerKey) -> str | None:
@@ -93,9 +93,9 @@ class Http:
         return self._windows.read(container, histograms, slo, now_ns)
 
     def announce(self, container: ContainerKey, slots: Iterable[int]) -> None:
-        """Tells the gates of the devices with these slots of its requests, from their being read to their answers.
+        """The gates of the devices with these slots count its requests, from their arrival to their answers.
 
-        Before the first launch of a request its gate shuts, and without one it need not wait whether another follows.
+        So a request shuts them before its first launch; and where there is none, none need be waited for.
         """
         self._counter.point(container, sum(1 << slot for slot in set(slots)))
 

@@ -74,11 +74,11 @@ class Watch(c.Structure):
     ]
 
     @classmethod
-    def of(cls, epoch: int, source: WatchedPort, slots: int = 0) -> Watch:
+    def of(cls, epoch: int, source: WatchedPort) -> Watch:
         """What belongs to the number `epoch`."""
         text = source.path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
         classes = sum(1 << one for one in source.statuses)
-        return cls(epoch, source.port, len(text), (c.c_uint8 * LONGEST_PATH)(*text), classes, slots)
+        return cls(epoch, source.port, len(text), (c.c_uint8 * LONGEST_PATH)(*text), classes)
 
 
 class Counts(c.Structure):
@@ -123,17 +123,16 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "http_tallies": (U32, U64),
 }
 
+SHARED = ("gates", "pauses", "controls")  # with the object that paces launches
+
 # The ends of connections and the forks first: what has begun is then never left behind.
 _PROGRAMS = ("http_state_changes", "http_process_exits", "http_process_forks", "http_call_returns")
-
-
-SHARED = ("gates", "pauses", "controls")
 
 
 class HttpProbes:
     """Counts by place, of which there are WATCHES. A context manager: leaving it detaches the probes.
 
-    `shared`: the maps SHARED of the object that paces launches, whose gates are told of requests.
+    `shared`: the maps SHARED of the object that paces launches, whose gates count the requests.
     """
 
     def __init__(self, object_path: Path, shared: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -149,7 +148,7 @@ class HttpProbes:
             self._counts = self._map("http_counts")
             for program in _PROGRAMS:
                 self.bpf.attach(program)
-            with suppress(ProbeError):  # Linux < 6.3: no gate trusts what it is told
+            with suppress(ProbeError):  # Linux < 6.3: no gate trusts the signal
                 self.bpf.attach("http_bytes_arrive")
         except ProbeError:
             self.bpf.close()
@@ -164,10 +163,10 @@ class HttpProbes:
             self._watches.put(U32(place), Watch.of(epoch, source))
 
     def point(self, place: int, slots: int) -> None:
-        """Of which devices the gates are told of its requests: bit n for the slot n. By any thread."""
+        """The gates that count its requests: bit n for the slot n. By any thread."""
         with self._lock:
             watch = self._watches.get(U32(place))
-            if watch is not None and watch.epoch and watch.slots != slots:
+            if watch is not None and watch.epoch:
                 watch.slots = slots
                 self._watches.put(U32(place), watch)
 
@@ -268,7 +267,7 @@ class HttpProcessProbes:
         return self._probes.buckets(place) if place is not None else None
 
     def point(self, number: int, slots: int) -> None:
-        """Which gates are told of its requests, as the bits of a number."""
+        """The gates that count its requests, as the bits of a number."""
         place = self._places.get(number)
         if place is not None:
             self._probes.point(place, slots)

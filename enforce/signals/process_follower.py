@@ -72,7 +72,7 @@ class _Watch(Generic[S]):
     source: S
     asked_ns: int
     only: frozenset[ProcessId] | None = None  # in place of the container's own processes
-    pointed: tuple[int, int] | None = None  # the number, and the gates that are told of its requests
+    pointed: tuple[int, int] | None = None  # the number, and the gates that count its requests
     number: int | None = None  # while it counts
     refused: bool = False  # not admitted
     trouble: str | None = PENDING
@@ -149,7 +149,7 @@ class ProcessFollower(Generic[S]):
         return self._kernel.buckets(number)
 
     def point(self, container: ContainerKey, slots: int) -> None:
-        """The gates of these slots, as the bits of a number, are told of its requests. For each decision."""
+        """The gates of these slots, as the bits of a number, count its requests. To be called at every decision."""
         with self._lock:
             watch = self._watches.get(container)
         if watch is not None and watch.number is not None and watch.pointed != (watch.number, slots):

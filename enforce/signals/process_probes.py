@@ -42,9 +42,9 @@ class ProcessProbes(Protocol[S_contra]):
         ...
 
     def point(self, number: int, slots: int) -> None:
-        """The gates of these slots, as the bits of a number, are told of a number's requests before they launch.
+        """The gates of these slots, as the bits of a number, count a number's requests from their arrival.
 
-        By any thread. Nothing where it does not see them come.
+        By any thread. Nothing where arrivals are not seen.
         """
         ...
 

@@ -68,7 +68,7 @@ class LedgeredRules:
             self._removed[process] = entry
 
     def _require_signals(self, process: ProcessId) -> None:
-        """The kernel asks nobody whether it may stop a process; whoever is to resume it needs to be let."""
+        """Stopping a process in the kernel needs no permission, and SIGCONT does."""
         try:
             with Pidfd(process, self._proc) as pidfd:
                 reached = pidfd.may_signal()

@@ -4,12 +4,12 @@
 
 The schedule is pure: times in, processes to resume out. A process stopped for its queue waits until enough of it has
 drained; one stopped at a gate until no online request has run for `open_delay_ns`, or for longer while requests queue
-for each other; and none longer than the rule's longest pause. A process that gets less than
-its floor that way is let through a little at a time: much at once would all meet one online request. One stopped at a
-copy waits until no online copy is under way on the link, few enough offline ones are, and its container is hardly ahead
-of the others there (bpf/pcie.h). A periodic process waits for its turn: when a device's is given back, the request with
-the earliest deadline gets it; one that is late already yields to those that can still be in time. `resume`
-sends SIGCONT to the very process that the ledger names, if it is stopped and no debugger holds it.
+for each other; and none longer than the rule's longest pause. A process that gets less than its floor that way is let
+through a little at a time: much at once would all meet one online request. One stopped at a copy waits until no online
+copy is under way on the link, few enough offline ones are, and its container is hardly ahead of the others there
+(bpf/pcie.h). A periodic process waits for its turn: when a device's is given back, the request with the earliest
+deadline gets it; one that is late already yields to those that can still be in time. `resume` sends SIGCONT to the very
+process that the ledger names, if it is stopped and no debugger holds it.
 """
 
 from __future__ import annotations
