@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Clients of the online service over HTTP, for the signal that reads there: `python -m bench.enforcement.callers PORT`.
 
-Open loop: a request leaves when it is due, on a connection that is free or a new one, whichever still wait. Only when
-more are under way than the service takes connections does one leave late.
+Open loop: a request leaves when it is due, on a connection that is free or a new one, whichever still wait. Each says
+when it was due, and its latency counts from there: also where this program is late, or more requests are under way than
+the service takes connections.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import SetupError
 from tools.harness.stage import Cpus
 
-_REQUEST: Final = b"GET /infer HTTP/1.1\r\nHost: service\r\n\r\n"
+_REQUEST: Final = b"GET /infer HTTP/1.1\r\nHost: service\r\nX-Due-Ns: %d\r\n\r\n"  # sim/workloads/http.c
 _END: Final = b"}\n"  # of each answer's body
 _AT_FIRST: Final = 16
 _MOST: Final = 200
@@ -52,19 +54,19 @@ class Callers:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.SelectSelector()  # epoll would wait for whole milliseconds
         self._free: deque[socket.socket] = deque()
         self._partial: dict[socket.socket, bytes] = {}
         for _ in range(_AT_FIRST):
             self._free.append(self._connection())
 
-    def call(self) -> bool:
-        """Sends one request; False when no connection is to be had."""
+    def call(self, due_ns: int) -> bool:
+        """Sends one request, which was due then by the monotonic clock; False when no connection is to be had."""
         if not self._free:
             if len(self._partial) >= _MOST:
                 return False
             self._free.append(self._connection())
-        self._free.popleft().sendall(_REQUEST)
+        self._free.popleft().sendall(_REQUEST % due_ns)
         return True
 
     def listen(self, seconds: float) -> None:
@@ -95,11 +97,11 @@ class Callers:
 
 def call_all(callers: Callers, arrivals: Sequence[float]) -> None:
     """Sends each request when it is due, and reads every answer."""
-    begun = time.monotonic()
-    for at in arrivals:
-        while (left := begun + at - time.monotonic()) > 0:
-            callers.listen(left)
-        while not callers.call():
+    begun_ns = time.monotonic_ns()
+    for due_ns in (begun_ns + round(at * NS_PER_SECOND) for at in arrivals):
+        while (left_ns := due_ns - time.monotonic_ns()) > 0:
+            callers.listen(left_ns / NS_PER_SECOND)
+        while not callers.call(due_ns):
             callers.listen(1.0)
     while callers.waiting:
         callers.listen(1.0)

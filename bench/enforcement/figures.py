@@ -31,6 +31,7 @@ _OF_ROUNDS: Final = (
     "left_ratio",
 )
 LEAST_LEFT_OVER: Final = {1.1: 0.6, 1.5: 0.8, 3.0: 0.95}  # what the median of the pairs is to reach
+MOST_WATCHED: Final = 1.05  # p99 while the agent only watches, to alone
 _TOLERANCE: Final = 0.05
 _FAR_RATIO: Final = 1.3
 _PAIRS_PER_MISS: Final = 8
@@ -65,20 +66,34 @@ def middle(phases: Sequence[Phase]) -> Phase:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A pair's online side alone, measured twice with everything else in between; the offline side alone once."""
+    """A pair's online side alone, measured twice with everything else in between; the offline side alone once.
+
+    `watched`: the online side alone with the agent on its probes, before the laws and after them; empty: no law was
+    measured.
+    """
 
     first: Phase
     second: Phase
     offline_sm_ratio: float
-    watched: Phase | None = None  # the online side alone, with the agent on its probes; None: no law was measured
+    watched: tuple[Phase, ...] = ()
 
     @property
     def both(self) -> Phase:
         """Both phases' requests together."""
         sm_ratio = (self.first.online_sm_ratio + self.second.online_sm_ratio) / 2
         busy_ratio = (self.first.online_busy_ratio + self.second.online_busy_ratio) / 2
-        latencies_s = (*self.first.latencies_s, *self.second.latencies_s)
-        return Phase(latencies_s, sm_ratio, 0.0, online_busy_ratio=busy_ratio)
+        return Phase(_latencies(self.first, self.second), sm_ratio, 0.0, online_busy_ratio=busy_ratio)
+
+    @property
+    def watched_p99_ratio(self) -> float | None:
+        """p99 of all requests that were watched, to alone."""
+        if not self.watched:
+            return None
+        return nearest_rank(_latencies(*self.watched), QUANTILES["p99"]) / self.both.quantile_s(QUANTILES["p99"])
+
+
+def _latencies(*phases: Phase) -> tuple[float, ...]:
+    return tuple(latency_s for phase in phases for latency_s in phase.latencies_s)
 
 
 def left_over_ratio(offline_sm_ratio: float, offline_alone_sm_ratio: float, taken_ratio: float) -> float:
@@ -103,7 +118,7 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
     ratios = {f"online_{name}_ratio": phase.quantile_s(q) / base.quantile_s(q) for name, q in QUANTILES.items()}
     target_s = mode.target_ratio * base.quantile_s(QUANTILES["p99"])
     offline = phase.offline_sm_ratio
-    watched = alone.watched and alone.watched.quantile_s(QUANTILES["p99"]) / base.quantile_s(QUANTILES["p99"])
+    watched = alone.watched_p99_ratio
     return {
         "pair": pair,
         "mode": mode.name,
@@ -114,7 +129,7 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
         "offline_alone_ratio": round(alone.offline_sm_ratio, 4),
         "online_p99_ms": round(phase.quantile_s(0.99) * 1e3, 3),
         "alone_p99_ms": [round(one.quantile_s(0.99) * 1e3, 3) for one in (alone.first, alone.second)],
-        "watched_p99_ratio": watched and round(watched, 4),
+        "watched_p99_ratio": None if watched is None else round(watched, 4),
         "left_ratio": round(1 - base.online_sm_ratio, 4),
         "idle_ratio": round(1 - base.online_busy_ratio, 4),
         "target_ratio": None if mode.name == ALONE else mode.target_ratio,
@@ -167,7 +182,7 @@ def marks(rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
     measured = [row for row in rows if row["online_p99_ratio"] is not None]
     targets = sorted({float(row["mode"].partition("@")[2]) for row in measured if "@" in row["mode"]})
     out = [mark for target in targets for mark in _of_target(target, measured)]
-    return [*out, _better_than_tgs(measured)]
+    return [*out, _watching(measured), _better_than_tgs(measured)]
 
 
 def _of_target(target: float, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
@@ -215,6 +230,16 @@ def _better_than_tgs(rows: Sequence[Mapping[str, Any]]) -> Mark:
     ]
     found = f"{len(pairs) - len(worse)} of {len(pairs)}"
     return Mark(text, "; not ".join([found, ", ".join(worse)]) if worse else found, not worse)
+
+
+def _watching(rows: Sequence[Mapping[str, Any]]) -> Mark:
+    text = f"the agent only watches: p99 ≤ {MOST_WATCHED:.2f} in every pair"
+    ratios = {row["pair"]: row["watched_p99_ratio"] for row in rows if row.get("watched_p99_ratio") is not None}
+    if not ratios:
+        return Mark(text, "not measured", None)
+    over = [f"{pair} {ratio:.2f}" for pair, ratio in ratios.items() if ratio > MOST_WATCHED]
+    found = f"{len(ratios) - len(over)} of {len(ratios)}{'; not ' + ', '.join(over) if over else ''}"
+    return Mark(text, found, not over)
 
 
 def _both(row: Mapping[str, Any]) -> str:

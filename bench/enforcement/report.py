@@ -126,11 +126,13 @@ def _noise(rows: Sequence[Row]) -> Iterator[str]:
     alone = {row["pair"]: row["alone_p99_ms"] for row in rows if "alone_p99_ms" in row}
     texts = ", ".join(f"{pair} {first:.2f} and {second:.2f}" for pair, (first, second) in alone.items())
     yield f"p99 alone in ms, at the beginning and at the end of each pair: {texts}."
-    watched = {row["pair"]: row["watched_p99_ratio"] for row in rows if row.get("watched_p99_ratio")}
+    watched = {
+        row["pair"]: _spread("", row, "watched_p99_ratio") for row in rows if row.get("watched_p99_ratio") is not None
+    }
     if watched:
         yield (
-            "p99 alone while the agent only watches, to alone without probes: "
-            f"{', '.join(f'{pair} {ratio:.2f}' for pair, ratio in watched.items())}."
+            "p99 alone while the agent only watches (before the laws and after them, together), to alone without "
+            f"probes: {', '.join(f'{pair} {ratio}' for pair, ratio in watched.items())}."
         )
     stolen = [row["stolen_ratio"] for row in rows if row.get("stolen_ratio") is not None]
     if stolen:

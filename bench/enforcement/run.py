@@ -154,14 +154,18 @@ def _with_laws(
     phases: dict[str, Phase],
     refused: dict[str, str],
     say: Callable[[str], None],
-) -> Phase | None:
-    """What needs the agent, which first only watches: that phase is returned. A mode that it refuses costs no other."""
-    watched = None
+) -> tuple[Phase, ...]:
+    """What needs the agent. It only watches first and at the end, and that is returned.
+
+    A mode that it refuses costs no other.
+    """
+    watched: list[Phase] = []
     if not modes:
-        return watched
+        return ()
     try:
         with agent(run.stage, run.promise(None, 1e9), isolated=run.settings.isolated) as warden:
-            watched, signal_ns = _signal_alone(run, warden, say)
+            first, signal_ns = _signal_alone(run, warden, say)
+            watched.append(first)
             for mode in modes:
                 reason = warden.take(run.promise(mode, signal_ns))
                 if reason:
@@ -171,10 +175,12 @@ def _with_laws(
                 phases[mode.name] = run.beside(mode, alone.online_sm_ratio)
                 say(_line(run.pair, mode, phases[mode.name], alone))
                 warden.take(run.promise(None, signal_ns), enforce=False)
+            watched.append(run.alone())
+            say(f"{run.pair.name}: alone, watched: p99 {watched[-1].quantile_s(0.99) * 1e3:.2f} ms")
     except PolicyError as error:
         refused.update((mode.name, str(error)) for mode in modes if mode.name not in phases)
         say(f"{run.pair.name}: no mode with a law is available: {error}")
-    return watched
+    return tuple(watched)
 
 
 def _signal_alone(run: Runner, warden: Agent, say: Callable[[str], None]) -> tuple[Phase, float]:

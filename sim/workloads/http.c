@@ -79,10 +79,22 @@ static bool answer_metrics(int fd)
 	return sent;
 }
 
-static bool answer_infer(int fd)
+/* A client may say when its request was due; what it waited since then counts too. */
+static uint64_t arrival_of(const char *request)
+{
+	static const char header[] = "\r\nX-Due-Ns: ";
+	const char *said = strstr(request, header), *end = strstr(request, "\r\n\r\n");
+	uint64_t now_ns = clock_now_ns(), due_ns = now_ns;
+
+	if (said && said < end)
+		due_ns = strtoull(said + strlen(header), NULL, 10);
+	return due_ns < now_ns ? due_ns : now_ns;
+}
+
+static bool answer_infer(int fd, const char *request)
 {
 	char body[64];
-	uint64_t latency_ns = service_do(served, clock_now_ns());
+	uint64_t latency_ns = service_do(served, arrival_of(request));
 	int length = snprintf(body, sizeof(body), "{\"latency_seconds\": %.9f}\n", (double)latency_ns / 1e9);
 
 	return answer(fd, "200 OK", "application/json", body, (size_t)length);
@@ -100,7 +112,7 @@ static bool route(int fd, const char *request)
 	if (strncmp(request, "GET ", 4) != 0)
 		return answer_text(fd, "405 Method Not Allowed", "only GET\n");
 	if (is_for(request, "/infer"))
-		return answer_infer(fd);
+		return answer_infer(fd, request);
 	if (is_for(request, "/metrics"))
 		return answer_metrics(fd);
 	if (is_for(request, "/healthz"))

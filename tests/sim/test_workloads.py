@@ -8,6 +8,7 @@ import http.client
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,13 @@ def test_http_does_one_request_and_counts_it(served: http.client.HTTPConnection)
     assert samples["online_request_duration_seconds_bucket", "+Inf"] == 3
     assert samples["online_request_duration_seconds_bucket", "0.0005"] == 0
     assert samples["online_request_duration_seconds_sum", None] >= 3 * 3 * 200e-6
+
+
+def test_http_counts_from_when_a_request_was_due(served: http.client.HTTPConnection) -> None:
+    for due_ns, least, most in ((time.monotonic_ns() - 10**9, 1.0, 60.0), (time.monotonic_ns() + 10**15, 0.0, 60.0)):
+        served.request("GET", "/infer", headers={"X-Due-Ns": str(due_ns)})
+        latency = json.loads(served.getresponse().read())["latency_seconds"]
+        assert least < latency < most
 
 
 def test_http_refuses_what_it_does_not_know(served: http.client.HTTPConnection) -> None:

@@ -47,5 +47,5 @@ def test_after_a_restart_the_graphs_devices_and_names_of_what_runs_are_known(nod
             until(lambda: all(kernels(later, name) > 10 * KERNELS for name in both), "launches of both")
             assert kernels(later, both[0]) % KERNELS == 0
             until(lambda: functions(later, both[1]) == names, "its functions, by name")
-            assert unknown(later.snapshot()) == {}
+            assert unknown(later.snapshot()) == {}, later.log.read_text()
             assert "running processes are known from before" in later.log.read_text()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,14 @@ def test_where_the_published_law_is_not_beaten_the_page_states_what_either_leave
         row("b", "tgs", 4.0),
     ]
     assert marks(rows)[-1].found == "1 of 2; not a: 1.10 at 0.90 of the time left to 1.05 at 0.10 of the time left"
+
+
+def test_being_watched_may_cost_a_twentieth_of_p99_in_no_pair_more() -> None:
+    text = "the agent only watches: p99 ≤ 1.05 in every pair"
+    slower = replace(ALONE_PHASE, latencies_s=tuple(1.2 * latency for latency in LATENCIES))
+    for name, watched, met in (("a", (), None), ("b", (ALONE_PHASE,), True), ("c", (ALONE_PHASE, slower), False)):
+        baseline = replace(BASELINE, watched=watched)
+        assert verdicts([row_of(name, mode_of(ALONE), baseline.both, baseline)])[text] is met
 
 
 def test_modes_are_those_that_were_promised() -> None:
