@@ -135,7 +135,7 @@ gpu-test: setup ## run the conformance checks on this machine's GPU; ARGS="--out
 
 docs: $(VENV) ## generate the reference pages, man pages and completions (CI fails where they are stale)
 	@$(BIN)/python -m tools.manual.policy_reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
-	@$(BIN)/python -m enforce.policy.json_schema >docs/.policy.json && mv docs/.policy.json docs/policy.schema.json
+	@$(BIN)/python -m gpuwarden policy schema >docs/.policy.json && mv docs/.policy.json docs/policy.schema.json
 	@$(BIN)/python -m tools.manual.metrics_reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
 	@$(BIN)/python -m tools.manual.snapshot_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
 	@$(BIN)/python -m tools.manual

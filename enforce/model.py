@@ -41,6 +41,29 @@ class Reading:
         """The part about one of its quantiles."""
         return next((one for one in (self, self.also) if one is not None and one.quantile == quantile), None)
 
+    @property
+    def judged_ns(self) -> float | None:
+        """What decisions go by: the recent latency; that of the window where too few requests are recent."""
+        return self.latency_ns if self.recent_ns is None else self.recent_ns
+
+    @property
+    def of_window_ns(self) -> float | None:
+        """What the SLO is about: the latency of the window; the recent one where the window has too few requests."""
+        return self.recent_ns if self.latency_ns is None else self.latency_ns
+
+
+def slack_ratio(reading: Reading | None, slo: Slo, *, of_window: bool = False) -> float | None:
+    """How much of the target is left, by what decisions go by, or by the SLO's window; None without a reading.
+
+    Of two quantiles that of the one with less.
+    """
+    if reading is None:
+        return None
+    latency_ns = reading.of_window_ns if of_window else reading.judged_ns
+    also = slack_ratio(reading.also, slo.also, of_window=of_window) if slo.also is not None else None
+    own = None if latency_ns is None else slo.slack_ratio(latency_ns)
+    return min((slack for slack in (own, also) if slack is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -81,16 +81,24 @@ def examine(libcuda: Sequence[str], out: TextIO, returns: ReturnProbes, *, each_
     return 3 if failed else 0
 
 
+class _Collector(logging.Handler):
+    """Keeps messages, each as one line."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(printable(record.getMessage()))
+
+
 @contextmanager
 def _collected_warnings() -> Iterator[list[str]]:
     """The messages that are logged inside the block at level WARNING or above, each as one line."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(printable(record.getMessage()))  # type: ignore[method-assign]
-    root = logging.getLogger()
+    handler, root = _Collector(), logging.getLogger()
     root.addHandler(handler)
     try:
-        yield messages
+        yield handler.messages
     finally:
         root.removeHandler(handler)
 

@@ -25,7 +25,7 @@ from enforce.actuators.executor import RungRegistry
 from enforce.audit.decision_log import DecisionLog, DecisionRecord
 from enforce.audit.history import History
 from enforce.audit.model import shown
-from enforce.audit.text import milliseconds, percent
+from enforce.audit.text import milliseconds_range, percent_range
 from enforce.device_health import SysMonitor
 from enforce.loop import deciding
 from enforce.memory.accounts import MemoryDecision
@@ -140,14 +140,14 @@ def cells(one: Planned) -> tuple[str, ...]:
     if decision is not None:
         reading = _reading(decision.latency_ns, decision.target_ns)
         reading += "" if decision.other is None else f" at {quantile(decision.quantile)}"
-        slack, queued = percent(decision.slack_ratio), milliseconds(decision.max_queued_ns)
+        slack, queued = percent_range(decision.slack_ratio), milliseconds_range(decision.max_queued_ns)
         ruler = shown(decision.ruler_name)
     else:
         latency, target = status.latency_seconds, status.target_seconds
         reading = "–" if target is None else _reading(None if latency is None else latency * 1e9, target * 1e9)
-        slack = "–" if status.slack_ratio is None else percent(status.slack_ratio)
+        slack = "–" if status.slack_ratio is None else percent_range(status.slack_ratio)
         queued = ruler = "–"
-    share = "–" if status.share_ratio is None else percent(status.share_ratio)
+    share = "–" if status.share_ratio is None else percent_range(status.share_ratio)
     rule = "–" if status.rule is None else shown(status.rule)
     return (shown(one.name), status.role, rule, ruler, reading, slack.replace("unknown", "–"), share, queued)
 
@@ -185,4 +185,4 @@ def show(planned: Sequence[Planned], enforced: bool, out: IO[str]) -> None:
 
 
 def _reading(latency_ns: float | None, target_ns: float) -> str:
-    return f"{'–' if latency_ns is None else milliseconds(latency_ns)} / {milliseconds(target_ns)}"
+    return f"{'–' if latency_ns is None else milliseconds_range(latency_ns)} / {milliseconds_range(target_ns)}"

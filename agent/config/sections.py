@@ -19,12 +19,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticUndefined, core_schema
 
 from agent.config import yaml_source
 from agent.config.yaml_source import KeyPath, Problem, Source, YamlPosition
@@ -327,3 +328,28 @@ def _not_among(known: tuple[object, ...], value: object) -> str:
 
 def _plain(key: str) -> str:
     return key if _PLAIN_KEY.fullmatch(key) else quote(key)
+
+
+class SchemaGenerator(GenerateJsonSchema):
+    """JSON Schema of sections: keys are there or not, never null; defaults are shown as people write them."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        made.pop("title")
+        section = cast(type[Section], schema["cls"])
+        for key, info in section.model_fields.items():
+            shown = made["properties"][key]
+            if info.default not in (PydanticUndefined, None, []):
+                shown["default"] = info.default if is_list(info) else scalar(show(info, info.default))
+            if shown.get("type") not in (None, "array", "object", "boolean") or "pattern" in str(shown.get("anyOf")):
+                shown["examples"] = [scalar(example(info))]
+        return made

@@ -18,16 +18,16 @@ from typing import Self
 
 from agent.core.errors import GoneError
 from agent.core.model import ProcessId
+from agent.node.proc_parse import START_TICKS
 from agent.node.procfs import Procfs
 
-_START_TICKS = 0xFFFFFFFF  # the probes carry 32 bits of it; they wrap after 497 days
 _NO_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)  # the last two, older and newer kernels: it is a thread's now
 
 
 def check_identity(process: ProcessId, proc: Procfs) -> None:
     """GoneError when the process has ended, be its pid free or another process's now."""
     found = proc.stat(process.tgid)
-    if found.dead or (found.start_ticks - process.start_ticks) & _START_TICKS:
+    if found.dead or (found.start_ticks - process.start_ticks) & START_TICKS:
         raise GoneError(f"process {process.tgid} has ended")
 
 

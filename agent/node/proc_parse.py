@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.core.text import printable
 
@@ -18,7 +19,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 _UNIX = re.compile(r"^\w+: \w+ \w+ ([0-9a-fA-F]{8}) \w+ \w+ +[0-9]+ (.+)$", re.MULTILINE)
 _ACCEPTS = 1 << 16  # __SO_ACCEPTCON, <linux/net.h>
 DELETED = " (deleted)"
-_START_TICKS = 0xFFFFFFFF
+START_TICKS: Final = 0xFFFFFFFF  # the probes carry 32 bits of it; they wrap after 497 days
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def parse_stat(text: str) -> Stat:
         raise ValueError("not a stat line")
     comm = head[head.index("(") + 1 :]
     start_stack = int(fields[25]) if len(fields) > 25 else 0
-    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]) & _START_TICKS, start_stack)
+    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]) & START_TICKS, start_stack)
 
 
 def parse_status_uid(text: str) -> int | None:

@@ -18,9 +18,9 @@ from enforce.audit.decision_log import DecisionLog, DecisionRecord, OfQuantile, 
 from enforce.audit.history import History
 from enforce.audit.model import ContainerInfo, DecisionEffect
 from enforce.audit.status import Paused
-from enforce.controller.decision import Decisions, ShareDecision, slack_ratio
+from enforce.controller.decision import Decisions, ShareDecision
 from enforce.memory.accounts import MemoryDecision
-from enforce.model import OnlineOn, Reading
+from enforce.model import OnlineOn, Reading, slack_ratio
 from enforce.policy.model import OfflineRule, OnlineRule, Slo
 from enforce.workloads import Workload
 

@@ -17,8 +17,8 @@ from enforce.actuators.launch.pace import link_speed
 from enforce.controller.decision import DecisionInputs, Decisions, shortest_deadlines_ns
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
-from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule, Pcie, Slo
+from enforce.model import Share, slack_ratio
+from enforce.policy.model import OfflineRule, OnlineRule, Pcie
 from enforce.policy.quantities import copy_bound
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
@@ -207,7 +207,7 @@ def _status(
     reading = inputs.readings.get(key)
     slo = rule.slo if isinstance(rule, OnlineRule) else None
     also = slo.also if slo else None
-    latency_ns, also_ns = _latency_ns(reading), _latency_ns(reading.also if reading else None)
+    latency_ns, also_ns = (one.of_window_ns if one else None for one in (reading, reading.also if reading else None))
     offline = isinstance(rule, OfflineRule)
     paused, memory, requests = figures.paused[key], figures.memory.get(key), figures.requests.get(key)
     escalation = figures.escalation.get(key, NOWHERE)
@@ -221,7 +221,7 @@ def _status(
         also_quantile=also.quantile if also else None,
         also_target_seconds=also.target_ns / NS_PER_SECOND if also else None,
         launch_gpu_seconds=figures.launch_seconds.get(key) if offline else None,
-        slack_ratio=_least_slack((slo, latency_ns), (also, also_ns)),
+        slack_ratio=slack_ratio(reading, slo, of_window=True) if slo else None,
         requests_total=requests.requests if requests else None,
         slow_requests_total=requests.slow if requests else None,
         http=requests.details if requests else {},
@@ -240,15 +240,6 @@ def _status(
         rungs=escalation.rungs,
         troubles=escalation.troubles,
     )
-
-
-def _latency_ns(reading: Reading | None) -> float | None:
-    return (reading.latency_ns or reading.recent_ns) if reading else None
-
-
-def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
-    known = [slo.slack_ratio(latency_ns) for slo, latency_ns in read if slo and latency_ns is not None]
-    return min(known, default=None)
 
 
 def _reason(workload: Workload, share: Share | None, periodic: Devices, copies: str | None) -> str | None:

@@ -77,7 +77,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def milliseconds(*values_ns: float | None) -> str:
+def milliseconds_range(*values_ns: float | None) -> str:
     """One figure, or a range where they differ: 31–58 ms; "unknown" without any."""
     known = [f"{value / 1e6:.3g}" if value < 1e9 else f"{value / 1e6:.0f}" for value in values_ns if value is not None]
     if not known:
@@ -85,7 +85,7 @@ def milliseconds(*values_ns: float | None) -> str:
     return f"{known[0]} ms" if len(set(known)) == 1 else f"{known[0]}–{known[-1]} ms"
 
 
-def percent(*ratios: float | None) -> str:
+def percent_range(*ratios: float | None) -> str:
     """One figure, or a range: 35–100 %."""
     known = [f"{ratio * 100:.0f}" for ratio in ratios if ratio is not None]
     if not known:
@@ -108,7 +108,7 @@ def _offline_sum(intervals: Sequence[OfflineInterval]) -> str:
     paused, pauses = sum(one.paused_seconds for one in held), sum(one.pauses for one in held)
     if not any(was_slowed(one) for one in held):
         return f"under a rule for {duration(_length(held))}, but never slowed"
-    share = percent(min(one.share_low for one in held))
+    share = percent_range(min(one.share_low for one in held))
     return (
         f"held back for {duration(_length(held))}; stopped {pauses} times, "
         f"{_ratio(paused, _length(held))} of that time; its share was {share} at the least"
@@ -129,8 +129,8 @@ def _online_sum(kept: Sequence[OnlineInterval]) -> str:
 def _interval(one: OfflineInterval, zone: tzinfo | None) -> Block:
     length = _length([one])
     paused = f"stopped {_ratio(one.paused_seconds, length)}" if one.acted else "only watched"
-    queued = milliseconds(one.queued_low_ns, one.queued_high_ns)
-    allowed = f"share {percent(one.share_low, one.share_high)}, queue up to {queued}, " if one.whom else ""
+    queued = milliseconds_range(one.queued_low_ns, one.queued_high_ns)
+    allowed = f"share {percent_range(one.share_low, one.share_high)}, queue up to {queued}, " if one.whom else ""
     head = f"{_span(one, zone)}  {allowed}{paused}"
     means = ", ".join(one.means) or "nothing"
     rows = [("for", _for(ruler)) for ruler in sorted(one.whom.values(), key=lambda ruler: -ruler.seconds)]
@@ -146,20 +146,21 @@ def _interval(one: OfflineInterval, zone: tzinfo | None) -> Block:
 
 def _for(ruler: Ruler) -> str:
     promise = f"{shown(ruler.name) or 'an online container'} on {shown(ruler.device)}: "
-    promise += f"{quantile(ruler.quantile)} within {milliseconds(ruler.target_ns)}"
+    promise += f"{quantile(ruler.quantile)} within {milliseconds_range(ruler.target_ns)}"
     if ruler.latency_ns is None:
         return f"{promise}; too few requests to say how it fared"
     missed = f", over it for {duration(ruler.missed_seconds)}" if ruler.missed_seconds > 0 else ""
-    return f"{promise}; it was up to {milliseconds(ruler.latency_ns)}{missed}"
+    return f"{promise}; it was up to {milliseconds_range(ruler.latency_ns)}{missed}"
 
 
 def _then(brought: DecisionEffect, what: str) -> str:
     after = f"{duration(brought.window_ns / 1e9)} after the last step"
     if brought.latency_ns is None:
         return f"{after} there were too few requests to say"
-    before = "" if brought.latency_before_ns is None else f"{milliseconds(brought.latency_before_ns)} → "
-    slack = "" if brought.slack_before_ratio is None else f"{percent(brought.slack_before_ratio)} → "
-    return f"{after}: {what} {before}{milliseconds(brought.latency_ns)}, slack {slack}{percent(brought.slack_ratio)}"
+    before = "" if brought.latency_before_ns is None else f"{milliseconds_range(brought.latency_before_ns)} → "
+    slack = "" if brought.slack_before_ratio is None else f"{percent_range(brought.slack_before_ratio)} → "
+    latency, left = milliseconds_range(brought.latency_ns), percent_range(brought.slack_ratio)
+    return f"{after}: {what} {before}{latency}, slack {slack}{left}"
 
 
 def _kept(one: OnlineInterval, zone: tzinfo | None) -> Block:
@@ -169,17 +170,17 @@ def _kept(one: OnlineInterval, zone: tzinfo | None) -> Block:
             parts.append(f"{what} for {duration(seconds)}")
     verdict = ", ".join(parts) or "too few requests to judge"
     signal = f" by {shown(one.signal)}" if one.signal else ""
-    latency = milliseconds(one.latency_low_ns, one.latency_high_ns)
-    rows = [("was", f"{quantile(one.quantile)} {latency}, promised {milliseconds(one.target_ns)}{signal}")]
+    latency = milliseconds_range(one.latency_low_ns, one.latency_high_ns)
+    rows = [("was", f"{quantile(one.quantile)} {latency}, promised {milliseconds_range(one.target_ns)}{signal}")]
     if (also := one.also) is not None:
-        latency = milliseconds(also.latency_low_ns, also.latency_high_ns)
-        rows.append(("and", f"{quantile(also.quantile)} {latency}, promised {milliseconds(also.target_ns)}"))
+        latency = milliseconds_range(also.latency_low_ns, also.latency_high_ns)
+        rows.append(("and", f"{quantile(also.quantile)} {latency}, promised {milliseconds_range(also.target_ns)}"))
     return Block(f"{_span(one, zone)}  {verdict}", tuple(rows))
 
 
 def _slowed(one: SlowedContainer) -> str:
     return (
-        f"for {duration(one.seconds)}, share {percent(one.share_low)} at the least, "
+        f"for {duration(one.seconds)}, share {percent_range(one.share_low)} at the least, "
         f"stopped for {duration(one.paused_seconds)}"
     )
 
@@ -194,7 +195,7 @@ def _length(stretches: Iterable[OfflineInterval | OnlineInterval]) -> float:
 
 def _ratio(part: float, whole: float) -> str:
     ratio = min(1.0, part / whole) if whole > 0 else 0.0
-    return "<1 %" if _HARDLY < ratio < 0.01 else percent(ratio)
+    return "<1 %" if _HARDLY < ratio < 0.01 else percent_range(ratio)
 
 
 MOST = 20
@@ -215,9 +216,9 @@ def _latency(container: ContainerInfo, one: OfflineInterval) -> DecisionRow:
 
 def _what(one: OfflineInterval) -> str:
     seconds = (one.until_ns - one.since_ns) / 1e9
-    paused = f"stopped {percent(min(1.0, one.paused_seconds / seconds))}" if seconds > 0 and one.pauses else ""
-    queued = f"queue up to {milliseconds(one.queued_low_ns, one.queued_high_ns)}"
-    allowed = (f"share {percent(one.share_low, one.share_high)}", queued) if one.whom else ()
+    paused = f"stopped {percent_range(min(1.0, one.paused_seconds / seconds))}" if seconds > 0 and one.pauses else ""
+    queued = f"queue up to {milliseconds_range(one.queued_low_ns, one.queued_high_ns)}"
+    allowed = (f"share {percent_range(one.share_low, one.share_high)}", queued) if one.whom else ()
     parts = (*allowed, paused, ", ".join(one.means), "" if one.acted else "only watched")
     return f"{', '.join(filter(None, parts))}, for {duration(seconds)}"
 

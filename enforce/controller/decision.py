@@ -21,8 +21,8 @@ from agent.core.model import ContainerKey, DeviceUuid, ProcessId
 from enforce.actuators.launch.levels import copy_level, offline_level
 from enforce.controller.laws import law_of
 from enforce.device_health import HealthView, limit, worst
-from enforce.model import FULL, CopyLevel, Level, OnlineOn, Reading, Share, Target
-from enforce.policy.model import OfflineRule, OnlineRule, PeriodicRule, Role, Slo, Tuning
+from enforce.model import FULL, CopyLevel, Level, OnlineOn, Reading, Share, Target, slack_ratio
+from enforce.policy.model import OfflineRule, OnlineRule, PeriodicRule, Role, Tuning
 from enforce.workloads import Workload, target_of
 
 K = TypeVar("K")
@@ -143,19 +143,6 @@ def _with_copies(
             level = levels.get(target, FULL)
             found[target] = replace(level, copies=copies, max_pause_ns=rule.limits.max_pause_ns)
     return found
-
-
-def slack_ratio(reading: Reading | None, slo: Slo) -> float | None:
-    """How much of the target is left, by the recent latency where there is one; None without a reading.
-
-    Of two quantiles that of the one with less.
-    """
-    if reading is None:
-        return None
-    latency = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
-    also = slack_ratio(reading.also, slo.also) if slo.also is not None else None
-    known = [slack for slack in (None if latency is None else slo.slack_ratio(latency), also) if slack is not None]
-    return min(known, default=None)
 
 
 def _rulers(online: Iterable[Workload], inputs: DecisionInputs) -> dict[DeviceUuid, list[tuple[float, OnlineOn]]]:

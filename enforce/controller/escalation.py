@@ -39,9 +39,9 @@ from enforce.actuators.ladder import (
     merged,
     strongest,
 )
-from enforce.controller.decision import DecisionInputs, Decisions, ShareDecision, slack_ratio
+from enforce.controller.decision import DecisionInputs, Decisions, ShareDecision
 from enforce.device_health import HealthView
-from enforce.model import Rung, Subject
+from enforce.model import Rung, Subject, slack_ratio
 from enforce.policy.model import OnlineRule, Role
 from enforce.workloads import Workload, subject_of
 

@@ -7,11 +7,12 @@ pydantic only validates and converts to base units here; the product works with 
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from agent.config.sections import FileFormat, Section, mistake, unquoted_mistake
+from agent.config.sections import FileFormat, SchemaGenerator, Section, mistake, unquoted_mistake
 from enforce.policy import model
 from enforce.policy.model import LatencySignal, Law, Rung, TimeUnit, Unprobed
 from enforce.policy.values import (
@@ -36,6 +37,7 @@ MS = 1_000_000
 VERSION: Final = 1
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
 MOST_POD_WEIGHT = 1
+JSON_SCHEMA_DIALECT: Final = "http://json-schema.org/draft-07/schema#"
 
 
 def _patterns(value: Any) -> Any:
@@ -413,6 +415,21 @@ class PolicySection(Section):
 FORMAT: Final = FileFormat(
     PolicySection, "the policy", "the policy is empty; write version: 1 and the rules (docs/policy.md has examples)"
 )
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema for editors, from the same sections that a policy is checked by. Draft 7: what editors read.
+
+    It completes and explains keys and marks most slips while they are typed; what it cannot say (ranges of durations,
+    rules that collide) `gpuwarden check` says.
+    """
+    made = PolicySection.model_json_schema(by_alias=False, schema_generator=SchemaGenerator)
+    return {"$schema": JSON_SCHEMA_DIALECT, **made, "title": "GPU Warden policy"}
+
+
+def json_schema_page() -> str:
+    """The same as text: docs/policy.schema.json."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _not_above_others(value: Any) -> Any:

@@ -24,10 +24,10 @@ from agent.core.model import Snapshot
 from agent.core.text import printable
 from agent.exporters.api.client import HELP, fetch, place
 from agent.tui.terminal import Screen
-from enforce.policy import json_schema, model
+from enforce.policy import model
 from enforce.policy.findings import disputed, findings, warnings
 from enforce.policy.load import check_text
-from enforce.policy.schema import MatchSection, SloSection
+from enforce.policy.schema import MatchSection, SloSection, json_schema_page
 from gpuwarden.check import show
 from gpuwarden.options import DEFAULT_POLICY, running
 from gpuwarden.policy_init.draft import Draft, about, left_alone, outcomes, text, title, unintended, unruled, used
@@ -146,7 +146,7 @@ _STDOUT = "-"
 def act(options: argparse.Namespace) -> int:
     """`init` or `schema`."""
     if options.word == "schema":
-        sys.stdout.write(json_schema.page())
+        sys.stdout.write(json_schema_page())
         return 0
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     socket = options.socket or place()

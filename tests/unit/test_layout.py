@@ -35,6 +35,7 @@ REASONS: Final[dict[str, str]] = {
     "agent/core/worker.py:Worker.__init__: parameters": "four of them are keyword-only and optional",
     "agent/exporters/status_page/content.py:page: parameters": "all that the page shows; its only caller is the route",
     "agent/exporters/web/schema.py:TlsSection: fields": "the keys of the exporter-toolkit's tls_server_config",
+    "agent/observer.py:Observer: fields": "the parts that observing owns, made in the order in which they need each other",
     "agent/pipeline.py:Pipeline: fields": "the parts that a tick goes through, one each",
     "agent/tui/cells.py:graph: parameters": "a drawing: values, scale, size, glyphs, style",
     "agent/tui/container_page.py:container_page: parameters": "a drawing: what is shown, and for which terminal",
@@ -121,7 +122,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def fields(owner: ast.ClassDef) -> set[str]:
-    """Annotated in the class, or assigned to self in __init__."""
+    """Annotated in the class, or assigned to self in any method."""
     found = {
         node.target.id
         for node in owner.body
@@ -129,16 +130,15 @@ def fields(owner: ast.ClassDef) -> set[str]:
         and isinstance(node.target, ast.Name)
         and "ClassVar" not in ast.unparse(node.annotation)
     }
-    for made in owner.body:
-        if isinstance(made, ast.FunctionDef) and made.name == "__init__":
-            found |= {
-                node.attr
-                for node in ast.walk(made)
-                if isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "self"
-            }
+    found |= {
+        node.attr
+        for made in owner.body
+        for node in (ast.walk(made) if isinstance(made, _FUNCTIONS) else ())
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
     return found
 
 

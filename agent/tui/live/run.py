@@ -94,9 +94,14 @@ class _FootHandler(logging.Handler):
 
 @contextmanager
 def _logged_to(top: Top) -> Iterator[None]:
-    root = logging.getLogger()
-    before, root.handlers = root.handlers, [_FootHandler(top)]
+    root, foot = logging.getLogger(), _FootHandler(top)
+    before = list(root.handlers)
+    for handler in before:
+        root.removeHandler(handler)
+    root.addHandler(foot)
     try:
         yield
     finally:
-        root.handlers = before
+        root.removeHandler(foot)
+        for handler in before:
+            root.addHandler(handler)

@@ -156,7 +156,7 @@ class Headroom:
         remembers_ns = max(HOLD_NS, reading.recent_span_ns if reading.recent_ns is not None else slo.window_ns)
         state = replace(state, at_ns=now_ns, last_reading_ns=now_ns, remembers_ns=remembers_ns)
         # The long window remembers what is already mended: only what is recent may cause another step down.
-        recent = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
+        recent = reading.judged_ns
         low = _low_ns(reading)
         if recent is None or low is None:
             return self._answer(state, "too few requests to judge")
