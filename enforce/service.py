@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from agent.collectors.launches import Deliveries
+from agent.collectors.launches import DeliverySamples
 from agent.node import preflight
 from agent.observer import Observer
 from agent.probes import abi
 from agent.probes.return_probes import no_returns
 from enforce.actuators.executor import RungExecutor, RungRegistry
 from enforce.actuators.launch.ledgered_rules import LaunchRules
-from enforce.actuators.launch.pace import GateReader, Links, Pace
+from enforce.actuators.launch.pace import GateReader, Links, PaceRules
 from enforce.actuators.undo import release_all
 from enforce.audit.decision_log import DecisionLog
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.recorder import DecisionRecorder
 from enforce.audit.status import PauseMeter
 from enforce.controller.deadlines import DeadlineMonitor
@@ -52,7 +52,7 @@ class EnforcementSettings:
 
     run_dir: Path
     decisions: str
-    history: History
+    history: DecisionHistory
     health: SysMonitor
     memberships: Memberships = field(default_factory=Memberships)
 
@@ -70,7 +70,7 @@ class LoopParts:
     requests: Requests
     rungs: RungRegistry
     log: DecisionLog
-    history: History
+    history: DecisionHistory
     health: SysMonitor
     actuation: Actuation | None = None
     memberships: Memberships = field(default_factory=Memberships)
@@ -129,7 +129,7 @@ class EnforcementService:
         supervisor = Supervisor(observer.probes, self._settings.ledger_path, self._policy.tuning, (lock.fd,))
         stack.callback(supervisor.stop)  # also of a guardian that was started before `start` failed
         supervisor.start()
-        pace = Pace(observer.probes.map("rules"), observer.probes.map("controls").share(1)[0])
+        pace = PaceRules(observer.probes.map("rules"), observer.probes.map("controls").share(1)[0])
         return Actuation(
             supervisor=supervisor,
             launch_rules=LaunchRules(pace, ledger, observer.proc),
@@ -181,7 +181,7 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
         about=lambda key: deadlines.texts.get(key),
     )
     gates = GateReader(probes.map("gates").share(abi.SLOTS), policy.tuning.gate_hold_ns)
-    launches = LaunchReader(Deliveries(probes), gates)
+    launches = LaunchReader(DeliverySamples(probes), gates)
     latencies = LatencyReader(parts.signals, parts.requests)
     memory = MemoryController(policy, probes.map("resumes"), rungs.table, quotas, executor)
     return Loop(

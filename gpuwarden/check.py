@@ -126,9 +126,9 @@ def _one(checked: Checked[Policy], finding: Finding) -> dict[str, object]:
 
 def show(checked: Checked[Policy], found: list[Finding], out: TextIO) -> None:
     """Prints file:line:column, what is wrong and what to write, then the line itself; in colour on a terminal."""
-    from agent.tui.terminal import Screen  # rich is slow to import
+    from agent.tui.terminal import Printer  # rich is slow to import
 
-    screen = Screen(out)
+    screen = Printer(out)
     for line in lines(checked, found):
         screen.parts(*line)
 

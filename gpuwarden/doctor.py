@@ -27,7 +27,7 @@ from agent.nvml.client import Nvml
 from agent.probes.discovery import Discovery, host_libraries
 from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
 from agent.probes.return_probes import ReturnProbes, why_off
-from agent.probes.symbols import PROGRAMS, SYMBOLS, Role
+from agent.probes.symbols import PROGRAMS, SYMBOLS, SymbolRole
 from gpuwarden.options import LIBCUDA_HELP, add_return_probes
 
 _PROBES_HELP = (
@@ -224,7 +224,7 @@ def probe_lines(places: Mapping[str, ProbePlace], *, multi: bool) -> Iterator[st
     how = "attached together, by uprobe_multi" if multi else "each attached by a perf event of its own"
     yield f"      probed functions ({how}): role, probes, bytes into the function, the instruction there"
     roles = {symbol.name: symbol.role for symbol in SYMBOLS}
-    name_width, role_width = max(map(len, places)), max(map(len, Role))
+    name_width, role_width = max(map(len, places)), max(map(len, SymbolRole))
     for name, (distance, instruction) in places.items():
         probes = "entry, return" if PROGRAMS[roles[name]][1] else "entry"
         yield (

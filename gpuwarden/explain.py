@@ -21,7 +21,7 @@ from agent.core.snapshot_json import decode, encode
 from agent.exporters.api.client import EXPLAIN, ask, place
 from agent.node.http_client import Response
 from enforce.audit import log_reader
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.intervals import KEPT_NS, thinned
 from enforce.audit.model import VERSION, ContainerHistory, Explanation, OfflineInterval, OnlineInterval, choose
 from enforce.audit.text import Block, blocks, heading
@@ -60,7 +60,7 @@ def explain(options: argparse.Namespace, out: IO[str]) -> int:
     return 0
 
 
-def answer(history: History, container: str) -> str:
+def answer(history: DecisionHistory, container: str) -> str:
     """GET /v1/explain[/CONTAINER] in the agent: a JSON document. WardenError: there is no such container."""
     found = history.explain(container or None)
     if container and found.story is None:  # not a key: a name, a pod, the beginning of an id
@@ -130,9 +130,9 @@ def _few(stretches: tuple[S, ...], now_ns: int) -> tuple[S, ...]:
 
 def show(found: Explanation, story: ContainerHistory, since_ns: int, out: IO[str]) -> None:
     """Prints the story in local time, its stretches merged until there are few."""
-    from agent.tui.terminal import Screen  # rich is slow to import
+    from agent.tui.terminal import Printer  # rich is slow to import
 
-    screen = Screen(out)
+    screen = Printer(out)
     first, *rest = heading(story, since_ns, None)
     screen.line(first, style="bold")
     for line in rest:

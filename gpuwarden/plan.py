@@ -23,7 +23,7 @@ from agent.core.text import quantile
 from agent.observer import Observer
 from enforce.actuators.executor import RungRegistry
 from enforce.audit.decision_log import DecisionLog, DecisionRecord
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.model import shown
 from enforce.audit.text import milliseconds_range, percent_range
 from enforce.device_health import SysMonitor
@@ -88,7 +88,7 @@ def watch(policy: Policy, observer: Observer, rungs: RungRegistry, seconds: floa
     """Decides for so many seconds without acting; the last decisions. SetupError: nothing was observed."""
     latest, requests = _Latest(), Requests()
     with closing(latest), signals(policy, observer, requests) as known:
-        loop = loop_of(policy, observer, LoopParts(known, requests, rungs, latest, History(), SysMonitor()))
+        loop = loop_of(policy, observer, LoopParts(known, requests, rungs, latest, DecisionHistory(), SysMonitor()))
         with deciding(loop, "plan"):
             time.sleep(seconds)
     snapshot, statuses = observer.snapshot(), observer.pipeline.enforcement.containers
@@ -163,9 +163,9 @@ def notes(one: Planned) -> list[str]:
 
 def show(planned: Sequence[Planned], enforced: bool, out: IO[str]) -> None:
     """Prints it, as wide as the terminal; 80 columns without one."""
-    from agent.tui.terminal import Screen  # rich is slow to import
+    from agent.tui.terminal import Printer  # rich is slow to import
 
-    screen = Screen(out)
+    screen = Printer(out)
     if not planned:
         screen.line("no container uses a GPU now: there is nothing to decide")
         return

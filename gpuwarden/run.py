@@ -36,7 +36,7 @@ from agent.exporters.web.server import HttpServer, TcpListener, listen_on_tcp
 from agent.node import preflight
 from agent.observer import Observer
 from agent.probes import kept_state
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.device_health import SysMonitor
 from enforce.policy.model import Policy
 from enforce.reload import LOOK_SECONDS, PolicyFile, PolicyReloader, ReloadRequests, policy_file
@@ -94,7 +94,7 @@ def act(options: argparse.Namespace) -> int:
     """Until SIGTERM or SIGINT; SIGHUP reads the policy again."""
     _check_machine()
     observing = replace(observer_settings(options), kept=options.run_dir / kept_state.FILE)
-    observer, history = Observer(observing), History()
+    observer, history = Observer(observing), DecisionHistory()
     notifier = Notifier.of(os.environ, observer.decided_ns)
     receive = signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
@@ -152,7 +152,11 @@ def _policy(path: Path | None) -> tuple[PolicyFile, Policy | None]:
 
 
 def _serve(
-    options: argparse.Namespace, observer: Observer, history: History, requests: ReloadRequests, stack: ExitStack
+    options: argparse.Namespace,
+    observer: Observer,
+    history: DecisionHistory,
+    requests: ReloadRequests,
+    stack: ExitStack,
 ) -> str:
     """Metrics, health probes and the status page over TCP; the API over UNIX sockets. Where, as one line of the log."""
     port = _listen_on_tcp(options, observer, history)
@@ -165,7 +169,7 @@ def _serve(
     return f"metrics on {port.url}/metrics, the status page on /, snapshots on {paths}"
 
 
-def _listen_on_tcp(options: argparse.Namespace, observer: Observer, history: History) -> TcpListener:
+def _listen_on_tcp(options: argparse.Namespace, observer: Observer, history: DecisionHistory) -> TcpListener:
     address, port = _address(options.listen)
     guard, web_rows = _guard(options.web_config)
     ring = Ring()
@@ -201,7 +205,7 @@ def _warn_of_open_access(port: TcpListener) -> None:
         _log.warning(text, port.url, "restrict it with --web-config")
 
 
-def _decided(history: History) -> Sequence[DecisionRow]:
+def _decided(history: DecisionHistory) -> Sequence[DecisionRow]:
     from enforce.audit.text import recent  # needed only by readers of the status page
 
     return recent(history)

@@ -23,7 +23,7 @@ from agent.node.procfs import Procfs
 from agent.probes.return_probes import why_off
 from agent.stacks import output
 from agent.stacks.output import StackReport, as_json, folded, merge
-from agent.stacks.sampler import SampleKind, Sampler, Stack, Target
+from agent.stacks.sampler import SampledContainer, SampleKind, Sampler, Stack
 from agent.stacks.symbolizer import Bcc, Frames
 from gpuwarden.options import add_return_probes
 
@@ -74,7 +74,7 @@ def act(options: argparse.Namespace) -> int:
 
 
 def _look(options: argparse.Namespace, proc: Procfs, bcc: Bcc | None) -> StackReport:
-    target = Target(proc, _named_by_agent(options.socket or place()))
+    target = SampledContainer(proc, _named_by_agent(options.socket or place()))
     container = target.find(options.container)
     kind = SampleKind(options.kind)
     with Sampler(preflight.bpf_object().with_name("stacks.bpf.o"), proc, kind) as sampler:
@@ -103,7 +103,7 @@ class _Run:
     """One run on one container; stacks are symbolized while their process still runs."""
 
     def __init__(
-        self, sampler: Sampler, target: Target, container: Container, kind: SampleKind, frames: Frames
+        self, sampler: Sampler, target: SampledContainer, container: Container, kind: SampleKind, frames: Frames
     ) -> None:
         self._sampler, self._target, self._container = sampler, target, container
         self._kind, self._frames = kind, frames

@@ -15,7 +15,7 @@ from agent.attribution.counters import CountedWork, CounterDeltas, Owner
 from agent.attribution.durations import FunctionTimes
 from agent.attribution.inputs import TickInputs
 from agent.attribution.placement import Placements, fitted
-from agent.attribution.process_work import Tick, Unseen, poll_error
+from agent.attribution.process_work import TickWork, Unseen, poll_error
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.attribution.split import Attribution, Present, Work, attribute, without_instances
 from agent.attribution.unprobed import Launched, ProcessTick, UnprobedWork
@@ -235,10 +235,10 @@ class AttributionEngine:
         counted: Mapping[ProcessId, CountedWork],
         inputs: TickInputs,
         on_many: Collection[ProcessId],
-    ) -> Tick:
+    ) -> TickWork:
         device, activity = reading.device.uuid, reading.sm_activity_ratio
         busy = {p: r for p in counted if (r := inputs.utilization_of(p, device)) is not None}
-        return Tick(
+        return TickWork(
             interval_ns=interval_ns,
             counted_ns=inputs.counted_ns or interval_ns,
             activity_ns=None if activity is None else activity * interval_ns,

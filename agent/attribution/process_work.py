@@ -43,7 +43,7 @@ Unit = tuple[Owner, int]  # an owner's factor (function 0), or the duration of o
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TickWork:
     """One tick of one device. Times in ns; `busy_ns`: NVML's, in which it had work on the device.
 
     `counted_ns`: how long launches were counted for; activity and shares of time are of `interval_ns`.
@@ -86,7 +86,7 @@ class Turns(NamedTuple):
     credited_ns: float
 
     @classmethod
-    def of(cls, tick: Tick) -> Turns:
+    def of(cls, tick: TickWork) -> Turns:
         """All but MPS clients."""
         credited = [ns for process, ns in tick.busy_ns.items() if ns and process not in tick.side_by_side]
         return cls(sum(process not in tick.side_by_side for process in tick.work), len(credited), sum(credited))
@@ -285,7 +285,7 @@ class Durations(NamedTuple):
         return [times.per_launch_ns(shape_of(one) if shapes else function) for function, one in functions.items()]
 
 
-def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, turns: Turns) -> ProcessWork:
+def work_of(tick: TickWork, process: ProcessId, known: Durations, nvml: NvmlTime, turns: Turns) -> ProcessWork:
     """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
     functions, rate = tick.work[process], tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
     counts = [rate * one.launches for one in functions.values()]
@@ -324,7 +324,7 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, tu
     return ProcessWork(owner, units, time_ns, open_ns, kernels, graph_ratio, mean_ns is not None, burst_ns)
 
 
-def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:
+def _nvml_tick(tick: TickWork, process: ProcessId, turns: Turns) -> NvmlTick | None:
     """NVML's time of it; 0 where samples credited others alone. None: there is no sample."""
     if not tick.interval_ns:
         return None
@@ -339,7 +339,7 @@ def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:
     return NvmlTick(own_ns, turns.credited_ns, tick.interval_ns, takes_turns, client)
 
 
-def _fraction(tick: Tick, limit: float, one: FunctionLaunches) -> float:
+def _fraction(tick: TickWork, limit: float, one: FunctionLaunches) -> float:
     """Share of the device's SMs that a launch keeps busy while it runs. `limit`: what its process may use."""
     if not tick.is_share_of_sms:
         return 1.0

@@ -27,7 +27,7 @@ from agent.attribution.process_work import (
     NvmlTime,
     PolledTime,
     ProcessWork,
-    Tick,
+    TickWork,
     Turns,
     Unit,
     Unseen,
@@ -108,7 +108,7 @@ class SmTime:
     _polled: PolledTime = field(default_factory=PolledTime)
     _unseen: Figure | None = None  # what NVML says of work that no probe sees, of the device
 
-    def observe(self, tick: Tick, unseen: Unseen | None = None) -> dict[ProcessId, Estimate]:
+    def observe(self, tick: TickWork, unseen: Unseen | None = None) -> dict[ProcessId, Estimate]:
         """Learns from a tick, and estimates it. `unseen`: others may have worked that are not in it; None: not so."""
         self._programs.observe(tick.deliveries, tick.programs, tick.work)
         turns = Turns.of(tick)
@@ -160,7 +160,7 @@ class SmTime:
         if gone:
             self._evidence.drop({unit for unit in self._evidence.keys if unit[0] in gone}, self._factor)
 
-    def _durations(self, tick: Tick, process: ProcessId) -> Durations:
+    def _durations(self, tick: TickWork, process: ProcessId) -> Durations:
         return Durations(self.times.of(process), self._programs.of(tick.programs.get(process)))
 
     def _of(self, owner: Owner) -> _Known:
@@ -180,7 +180,7 @@ class SmTime:
         idle = 1 - times.waited_ratio if times else 0.0
         return Figure(1 - _HOST_CUT * idle, known.sigma + _HOST_SIGMA * idle)
 
-    def _update_demands(self, tick: Tick, works: Works) -> None:
+    def _update_demands(self, tick: TickWork, works: Works) -> None:
         now: dict[Owner, SmDemand] = {}
         opens: dict[Owner, float] = {}
         for work in works.values():
@@ -193,7 +193,7 @@ class SmTime:
             if known.ticks or owner in now:
                 known.add(now.get(owner), opens.get(owner, 0.0))
 
-    def _update_parts(self, tick: Tick, works: Works) -> None:
+    def _update_parts(self, tick: TickWork, works: Works) -> None:
         """Updates the part of its demand that each owner gets: neighbours make each other seem to do more."""
         unknown = sum(v * self._factor(u) for work in works.values() for u, v in work.units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - unknown) / tick.interval_ns
@@ -266,7 +266,7 @@ class SmTime:
         parts = {process: self._polled.part(process) * interval_ns for process in self._polled.own_ns}
         return {process: Estimate(part * solved.value, part * error) for process, part in parts.items()}
 
-    def _estimate(self, work: ProcessWork, tick: Tick, process: ProcessId) -> Estimate:
+    def _estimate(self, work: ProcessWork, tick: TickWork, process: ProcessId) -> Estimate:
         sm_ns = variance = 0.0
         for unit, ns in work.units.items():
             solved = self._solved.get(unit)

@@ -3,8 +3,8 @@
 """The sources of samples. Adding one is a file and a line in BUILTIN."""
 
 from agent.collectors.devices import Uuids
-from agent.collectors.launches import Deliveries, Launches
+from agent.collectors.launches import DeliverySamples, Launches
 from agent.collectors.memory import Allocations, Copies
 from agent.collectors.tenants import Tenants
 
-BUILTIN = (Launches, Allocations, Copies, Deliveries, Uuids, Tenants)
+BUILTIN = (Launches, Allocations, Copies, DeliverySamples, Uuids, Tenants)

@@ -28,7 +28,7 @@ from agent.probes.abi import (
     LaunchValue,
     ProcessKey,
 )
-from agent.probes.abi import Deliveries as Ring
+from agent.probes.abi import DeliverySamples as Ring
 from agent.probes.libbpf import Map
 from agent.probes.libcuda import LibcudaProbes
 
@@ -95,7 +95,7 @@ class Launches:
                 counts.delete(LaunchKey((process.tgid, process.start_ticks & 0xFFFFFFFF), device, 0, function))
 
 
-class Deliveries:
+class DeliverySamples:
     """Yields each delivery once."""
 
     name = "deliveries"

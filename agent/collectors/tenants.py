@@ -102,7 +102,7 @@ class Tenants:
         self._tenants, self._newcomer = probes.map("tenants"), probes.map("newcomer")
         self._losses = probes.map("tenant_losses")
         self._owners, self._rules = probes.map("tenant_of"), probes.map("rules")
-        self._budgets = tuple((budget, _Entries.of(probes, budget), _size(probes, budget)) for budget in BUDGETS)
+        self._budgets = tuple((budget, _TenantEntries.of(probes, budget), _size(probes, budget)) for budget in BUDGETS)
         self._unknown: dict[str, set[tuple[str, bytes]]] = {}  # entries of no known process, by reason
         self._proc, self._ticks = Procfs(), 0
         self.owners: dict[ProcessId, int] = {}
@@ -153,7 +153,9 @@ class Tenants:
         for tenant, value in found.items():
             self._write(tenant, value, wanted[tenant])
 
-    def _held(self, budget: Budget, maps: Collection[_Entries], size: int, by_tgid: Mapping[int, int]) -> Counter[int]:
+    def _held(
+        self, budget: Budget, maps: Collection[_TenantEntries], size: int, by_tgid: Mapping[int, int]
+    ) -> Counter[int]:
         """How many entries each tenant has; those of no known process are the others'."""
         held = Counter[int]()
         for one in maps:
@@ -163,7 +165,7 @@ class Tenants:
         held[_OTHERS] += held.pop(_UNKNOWN, 0)
         return held
 
-    def _sweep(self, budget: Budget, maps: Collection[_Entries], held: Counter[int], most: int) -> Counter[int]:
+    def _sweep(self, budget: Budget, maps: Collection[_TenantEntries], held: Counter[int], most: int) -> Counter[int]:
         """Deletes what belongs to no known process for a second tick, and the oldest of who has more than `most`."""
         entries = [(tenant, made_ns, one, key) for one in maps for tenant, made_ns, key in one.each(self.owners)]
         unknown = {(one.name, key) for tenant, _, one, key in entries if tenant == _UNKNOWN}
@@ -194,7 +196,7 @@ def _size(probes: LibcudaProbes, budget: Budget) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entries:
+class _TenantEntries:
     """One map's entries, by tenant. `made_at`: where a value says when it was made; None: nowhere."""
 
     name: str
@@ -205,12 +207,12 @@ class _Entries:
     made_at: int | None
 
     @classmethod
-    def of(cls, probes: LibcudaProbes, budget: Budget) -> tuple[_Entries, ...]:
+    def of(cls, probes: LibcudaProbes, budget: Budget) -> tuple[_TenantEntries, ...]:
         """The maps of a budget."""
         return tuple(cls._one(probes, budget, kept) for kept in budget.maps)
 
     @classmethod
-    def _one(cls, probes: LibcudaProbes, budget: Budget, kept: Kept) -> _Entries:
+    def _one(cls, probes: LibcudaProbes, budget: Budget, kept: Kept) -> _TenantEntries:
         key, size = ctypes.c_uint8 * budget.key_bytes, size_of(probes.bpf, kept.value) if kept.value else 8
         made_at = offset_of(probes.bpf, kept.value, kept.made) if kept.value and kept.made else None
         return cls(kept.name, probes.bpf.map(kept.name, key, ctypes.c_uint8 * size), key, size, budget.half, made_at)

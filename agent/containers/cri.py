@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agent.containers.grpc_channel import Channel, UnansweredError, message
+from agent.containers.grpc_channel import GrpcChannel, UnansweredError, message
 from agent.containers.identity import Names, first_process, own_labels
 from agent.core.errors import SourceError
 from agent.core.model import Container
@@ -29,7 +29,7 @@ class Cri:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._channel = Channel(path)
+        self._channel = GrpcChannel(path)
         self._versions: tuple[str, ...] = _VERSIONS
 
     def look_up(self, container: Container, deadline_ns: int) -> Names | None:
@@ -110,7 +110,7 @@ class Containerd:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._channel = Channel(path)
+        self._channel = GrpcChannel(path)
 
     def look_up(self, container: Container, deadline_ns: int) -> Names | None:
         """None: it has no such container. SourceError."""

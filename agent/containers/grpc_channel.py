@@ -127,7 +127,7 @@ class UnansweredError(SourceError):
         self.code = code  # "NOT_FOUND" | "UNIMPLEMENTED"
 
 
-class Channel:
+class GrpcChannel:
     """One socket. `close` may come from any thread and ends a call that is under way."""
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:

@@ -110,10 +110,10 @@ class PodResources:
     """One kubelet."""
 
     def __init__(self, path: str) -> None:
-        from agent.containers.grpc_channel import Channel  # 8 MiB, which only a node with a kubelet pays
+        from agent.containers.grpc_channel import GrpcChannel  # 8 MiB, which only a node with a kubelet pays
 
         self.path = path
-        self._channel = Channel(path, _MOST_BYTES)
+        self._channel = GrpcChannel(path, _MOST_BYTES)
 
     def list(self, deadline_ns: int) -> DeviceHolders:
         """The holders of every allocated device. SourceError."""

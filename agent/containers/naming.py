@@ -27,7 +27,7 @@ from typing import Any, Self
 from agent.containers.identity import Names, applied, bounded, identify, is_hash, parse_cgroup
 from agent.containers.index import cgroup_tree, path_of_init
 from agent.containers.kubelet import DeviceHolders, HolderPolling
-from agent.containers.runtimes import BUILTIN, KINDS, KUBELET, LIMIT_NS, LookupOutcome, Socket, SocketClient, Source
+from agent.containers.runtimes import BUILTIN, KINDS, KUBELET, LIMIT_NS, LookupOutcome, NameSource, Socket, SocketClient
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import GoneError, SetupError
 from agent.core.model import Container, ContainerKey
@@ -249,7 +249,7 @@ class Naming:
         )
         return False
 
-    def _likeliest_first(self, container: Container) -> list[SocketClient[Source]]:
+    def _likeliest_first(self, container: Container) -> list[SocketClient[NameSource]]:
         return sorted(self._runtimes, key=lambda client: container.runtime not in KINDS[client.socket.kind].runtimes)
 
 

@@ -57,7 +57,7 @@ class Breaker:
         self.failures, self.silent_until_ns = 0, 0
 
 
-class Source(Protocol):
+class NameSource(Protocol):
     """Something that knows containers by their ids."""
 
     def look_up(self, container: Container, deadline_ns: int) -> Names | None:
@@ -67,18 +67,18 @@ class Source(Protocol):
         """Ends a look-up that is under way; from any thread."""
 
 
-def _engine(path: str) -> Source:
+def _engine(path: str) -> NameSource:
 
     return Engine(path)
 
 
-def _cri(path: str) -> Source:
+def _cri(path: str) -> NameSource:
     from agent.containers.cri import Cri
 
     return Cri(path)
 
 
-def _containerd(path: str) -> Source:
+def _containerd(path: str) -> NameSource:
     from agent.containers.cri import Containerd
 
     return Containerd(path)
@@ -88,7 +88,7 @@ def _containerd(path: str) -> Source:
 class RuntimeKind:
     """`runtimes`: those whose containers it knows; for these it is queried first."""
 
-    open: Callable[[str], Source]
+    open: Callable[[str], NameSource]
     runtimes: frozenset[str]
 
 

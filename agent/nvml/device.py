@@ -58,7 +58,7 @@ def running(calls: Calls, owner: str, handle: Any) -> Running:
     return Running(list(merged.items()), frozenset(tgids), answered)  # the last list is that of MPS
 
 
-class ProcessUtilization:
+class UtilizationSamples:
     """The utilisation samples of one device."""
 
     def __init__(self, calls: Calls, owner: str) -> None:
@@ -95,7 +95,7 @@ class Gpu:
 
     def __init__(self, calls: Calls, device: Device, handle: Any) -> None:
         self._calls, self.device, self.handle = calls, device, handle
-        self._utilization = ProcessUtilization(calls, device.uuid)
+        self._utilization = UtilizationSamples(calls, device.uuid)
         self._running = Running()
         self._split = False  # in MIG mode: SM activity, memory and processes are those of its instances
         self._gpm = Gpm(calls, device.uuid)

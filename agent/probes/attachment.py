@@ -19,7 +19,7 @@ from typing import Final
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import ProbeError
 from agent.node.instructions import AT_ENTRY, LONGEST_BYTES, ProbePlace, may_become_a_call
-from agent.probes.libbpf import BpfObject, Link
+from agent.probes.libbpf import BpfLink, BpfObject
 from agent.probes.libraries import FileChanges, FileId, OpenFile
 from agent.probes.return_probes import danger
 
@@ -90,7 +90,7 @@ class Attachment:
     purpose: Hashable
     path: str
     watch: int | None  # of FileChanges
-    links: list[Link] = field(default_factory=list)
+    links: list[BpfLink] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     code: ProbedCode | None = None  # None: nothing is probed
     writes: int = 0  # after which its probes stayed, since `writes_since_ns`

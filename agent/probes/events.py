@@ -110,7 +110,7 @@ _MOST_A_ROUND = 1024
 _RETRY_SECONDS = 0.1  # what fails at once, over and over, must not fill a core
 
 
-class Listener(Protocol):
+class ProcessListener(Protocol):
     """Receives the events of processes, on one thread at a time."""
 
     def seen(self, event: ProcessEvent) -> object:
@@ -129,7 +129,7 @@ class Listener(Protocol):
 class EventReader:
     """Calls the listener and fills `names` from its own thread, from `start` to `stop`, and from `drain`."""
 
-    def __init__(self, probes: LibcudaProbes, listener: Listener, names: FunctionNames) -> None:
+    def __init__(self, probes: LibcudaProbes, listener: ProcessListener, names: FunctionNames) -> None:
         self._probes, self._listener, self._names = probes, listener, names
         self._reading = threading.Lock()  # a ring has one reader
         self._rings = [

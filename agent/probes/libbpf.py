@@ -293,7 +293,7 @@ class RingBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class BpfLink:
     """Probes that are attached together: one of libbpf's links, or the file descriptor of a link made here."""
 
     handle: int
@@ -325,7 +325,7 @@ class BpfObject:
     ) -> None:
         self.lib = Library()
         self.multi = bool(multi)  # its uprobes are of uprobe_multi links
-        self._links: set[Link] = set()
+        self._links: set[BpfLink] = set()
         if not path.is_file():
             raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
         for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
@@ -431,17 +431,17 @@ class BpfObject:
             raise ProbeError(f"the BPF object has no program {name}: rebuild it with `make bpf`")
         return int(found)
 
-    def attach(self, program: str) -> Link:
+    def attach(self, program: str) -> BpfLink:
         """Attaches a program to what its section name gives. Returns a link for `detach`."""
         return self._link(self.lib.bpf_program__attach(self._program(program)), program)
 
     def attach_uprobes(
         self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool
-    ) -> list[Link]:
+    ) -> list[BpfLink]:
         """Attaches to several (file offset, cookie) of `path`, for every process that maps it. All of them or none."""
         if self.multi:
             return [self._attach_multi(program, path, probes, at_return=at_return)]
-        links: list[Link] = []
+        links: list[BpfLink] = []
         try:
             links.extend(self.attach_uprobe(program, path, *probe, at_return=at_return) for probe in probes)
         except ProbeError:
@@ -449,7 +449,7 @@ class BpfObject:
             raise
         return links
 
-    def _attach_multi(self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool) -> Link:
+    def _attach_multi(self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool) -> BpfLink:
         offsets = (c.c_uint64 * len(probes))(*(offset for offset, _ in probes))
         cookies = (c.c_uint64 * len(probes))(*(cookie for _, cookie in probes))
         name = c.create_string_buffer(os.fsencode(path))
@@ -465,11 +465,11 @@ class BpfObject:
         fd = _link_create(request)
         if fd < 0:
             raise ProbeError(f"cannot attach {program} at {len(probes)} places: {os.strerror(c.get_errno())}")
-        link = Link(fd, is_descriptor=True)
+        link = BpfLink(fd, is_descriptor=True)
         self._links.add(link)
         return link
 
-    def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, at_return: bool) -> Link:
+    def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, at_return: bool) -> BpfLink:
         """Attaches to a file offset of `path`, for every process that maps the file, past and future."""
         options = _UprobeOptions(sz=c.sizeof(_UprobeOptions), bpf_cookie=cookie, retprobe=at_return)
         link = self.lib.bpf_program__attach_uprobe_opts(
@@ -477,14 +477,14 @@ class BpfObject:
         )
         return self._link(link, f"{program} at {path}+{offset:#x}")
 
-    def _link(self, handle: int | None, what: str) -> Link:
+    def _link(self, handle: int | None, what: str) -> BpfLink:
         if not handle:
             raise ProbeError(f"cannot attach {what}: {os.strerror(c.get_errno())}")
-        link = Link(handle)
+        link = BpfLink(handle)
         self._links.add(link)
         return link
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: BpfLink) -> None:
         """Detaches a probe. Slow (an RCU grace period): not for the hot path."""
         self._links.discard(link)
         if link.is_descriptor:
@@ -492,7 +492,7 @@ class BpfObject:
         else:
             self.lib.bpf_link__destroy(link.handle)
 
-    def detach_all(self, links: Iterable[Link]) -> None:
+    def detach_all(self, links: Iterable[BpfLink]) -> None:
         """Detaches several in this order; they wait for one grace period together where the kernel lets them."""
         links = list(links)
         with suppress(RuntimeError), ThreadPoolExecutor(_DETACHED_AT_ONCE) as threads:  # no thread may be available

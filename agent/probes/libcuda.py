@@ -35,8 +35,8 @@ from agent.probes.symbols import (
     PROGRAMS,
     SYMBOLS,
     WITHOUT_RETURNS,
-    Role,
     Symbol,
+    SymbolRole,
     by_offset,
     unknown_versions,
 )
@@ -95,7 +95,7 @@ class AttachedLibrary:
     def _roles(self) -> dict[str, ProbeCounts]:
         attached, absent, off = set(self.attached), set(self.absent), set(self.off)
         counts = {}
-        for role in Role:
+        for role in SymbolRole:
             names = {symbol.name for symbol in SYMBOLS if symbol.role is role}
             counts[role.value] = ProbeCounts(
                 len(names & attached), len(names & absent), len(names & self.failed.keys()), len(names & off)
@@ -307,7 +307,7 @@ class LibcudaProbes:
         self, library: AttachedLibrary, descriptor: int, functions: Sequence[ProbedFunction]
     ) -> list[ProbedFunction]:
         """With allocations denied that do not fit, and where a denied one goes on; one without that is held instead."""
-        allocating, _ = PROGRAMS[Role.ALLOC]
+        allocating, _ = PROGRAMS[SymbolRole.ALLOC]
         functions = [replace(one, entry=DENYING) if one.entry == allocating else one for one in functions]
         denying = {one.probe_offset: one for one in functions if one.entry == DENYING}
         try:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from agent.node.elf import Extent
 
 
-class Role(StrEnum):
+class SymbolRole(StrEnum):
     """What a symbol does for us; decides which programs are attached at its entry and its return."""
 
     LAUNCH = "launch"
@@ -39,26 +39,26 @@ class Role(StrEnum):
     NAME = "name"
 
 
-PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
-    Role.LAUNCH: ("launch_enter", None),
-    Role.LAUNCH_MANY: ("launch_many_enter", None),
-    Role.GRAPH: ("graph_enter", "graph_return"),
-    Role.NODE: ("node_enter", "node_return"),
-    Role.ALLOC: ("memory_enter", "memory_alloc_return"),
-    Role.FREE: ("memory_free_enter", "memory_free_return"),
-    Role.MAPPING: ("mapping_enter", "mapping_return"),
-    Role.COPY: ("copy_enter", None),
-    Role.COPY_LATE: ("copy_enter", "copy_return"),
-    Role.PREFETCHES: ("prefetches_enter", None),
-    Role.COPY_WAIT: ("copy_wait_enter", "copy_wait_return"),
-    Role.WAIT: ("wait_enter", "wait_return"),
-    Role.QUERY: ("query_enter", "query_return"),
-    Role.CONTEXT: ("context_enter", "context_return"),
-    Role.STREAM: ("stream_enter", "stream_return"),
-    Role.NAME: ("name_enter", "name_return"),
+PROGRAMS: dict[SymbolRole, tuple[str, str | None]] = {  # entry, return
+    SymbolRole.LAUNCH: ("launch_enter", None),
+    SymbolRole.LAUNCH_MANY: ("launch_many_enter", None),
+    SymbolRole.GRAPH: ("graph_enter", "graph_return"),
+    SymbolRole.NODE: ("node_enter", "node_return"),
+    SymbolRole.ALLOC: ("memory_enter", "memory_alloc_return"),
+    SymbolRole.FREE: ("memory_free_enter", "memory_free_return"),
+    SymbolRole.MAPPING: ("mapping_enter", "mapping_return"),
+    SymbolRole.COPY: ("copy_enter", None),
+    SymbolRole.COPY_LATE: ("copy_enter", "copy_return"),
+    SymbolRole.PREFETCHES: ("prefetches_enter", None),
+    SymbolRole.COPY_WAIT: ("copy_wait_enter", "copy_wait_return"),
+    SymbolRole.WAIT: ("wait_enter", "wait_return"),
+    SymbolRole.QUERY: ("query_enter", "query_return"),
+    SymbolRole.CONTEXT: ("context_enter", "context_return"),
+    SymbolRole.STREAM: ("stream_enter", "stream_return"),
+    SymbolRole.NAME: ("name_enter", "name_return"),
 }
 
-WITHOUT_RETURNS = frozenset({Role.LAUNCH, Role.LAUNCH_MANY})
+WITHOUT_RETURNS = frozenset({SymbolRole.LAUNCH, SymbolRole.LAUNCH_MANY})
 """Roles whose figures are whole without a return probe on any function. A part of the copies would be worse than none,
 and what waits for a return that is not seen would wait for it forever.
 """
@@ -115,7 +115,7 @@ class Symbol:
     """One exported name. `cookie(library)` is what its probes are attached with."""
 
     name: str
-    role: Role
+    role: SymbolRole
     shape: int = 0
     detail: int = 0
 
@@ -126,7 +126,7 @@ class Symbol:
         return library | self.shape << 16 | stream << 24 | self.detail << 32 | NUMBERS[self.name] << 52
 
 
-def _twice(name: str, suffix: str, role: Role, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
+def _twice(name: str, suffix: str, role: SymbolRole, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
     """A call, and its form for per-thread default streams."""
     yield Symbol(name, role, shape, detail)
     yield Symbol(name + suffix, role, shape, detail)
@@ -139,11 +139,11 @@ def _launches() -> Iterator[Symbol]:
         ("cuLaunchKernelEx", _LAUNCH_CONFIG),
         ("cuGraphLaunch", _LAUNCH_GRAPH),
     ):
-        yield from _twice(name, _STREAM, Role.LAUNCH, shape)
-    yield Symbol("cuLaunchCooperativeKernelMultiDevice", Role.LAUNCH_MANY, _LAUNCH_MANY)
-    yield Symbol("cuLaunch", Role.LAUNCH, _LAUNCH_LEGACY_1)
-    yield Symbol("cuLaunchGrid", Role.LAUNCH, _LAUNCH_LEGACY_3)
-    yield Symbol("cuLaunchGridAsync", Role.LAUNCH, _LAUNCH_LEGACY_3)
+        yield from _twice(name, _STREAM, SymbolRole.LAUNCH, shape)
+    yield Symbol("cuLaunchCooperativeKernelMultiDevice", SymbolRole.LAUNCH_MANY, _LAUNCH_MANY)
+    yield Symbol("cuLaunch", SymbolRole.LAUNCH, _LAUNCH_LEGACY_1)
+    yield Symbol("cuLaunchGrid", SymbolRole.LAUNCH, _LAUNCH_LEGACY_3)
+    yield Symbol("cuLaunchGridAsync", SymbolRole.LAUNCH, _LAUNCH_LEGACY_3)
 
 
 def _graphs() -> Iterator[Symbol]:
@@ -167,7 +167,7 @@ def _graphs() -> Iterator[Symbol]:
         ("cuGraphDestroy", _GRAPH_DESTROY),
         ("cuGraphExecDestroy", _GRAPH_DESTROY),
     ):
-        yield Symbol(name, Role.GRAPH, shape)
+        yield Symbol(name, SymbolRole.GRAPH, shape)
     for name, shape in (
         ("cuGraphInstantiateWithParams", _GRAPH_INSTANTIATE),
         ("cuStreamBeginCapture", _CAPTURE_BEGIN),
@@ -176,7 +176,7 @@ def _graphs() -> Iterator[Symbol]:
         ("cuStreamBeginCaptureToGraph", _CAPTURE_BEGIN_TO),
         ("cuStreamEndCapture", _CAPTURE_END),
     ):
-        yield from _twice(name, _STREAM, Role.GRAPH, shape)
+        yield from _twice(name, _STREAM, SymbolRole.GRAPH, shape)
 
 
 def _nodes() -> Iterator[Symbol]:
@@ -187,27 +187,27 @@ def _nodes() -> Iterator[Symbol]:
         ("MemsetNodeSetParams", _NODE_MEMSET),
         ("NodeSetParams", _NODE_ANY),
     ):
-        yield Symbol(f"cuGraph{name}", Role.NODE, _NODE_OF_GRAPH, kind)
-        yield Symbol(f"cuGraphExec{name}", Role.NODE, _NODE_OF_EXEC, kind)
-    yield Symbol("cuGraphExecChildGraphNodeSetParams", Role.NODE, _NODE_OF_EXEC, _NODE_CHILD)
-    yield Symbol("cuGraphNodeSetEnabled", Role.NODE, _NODE_ENABLE)
-    yield Symbol("cuGraphDestroyNode", Role.NODE, _NODE_DESTROY)
+        yield Symbol(f"cuGraph{name}", SymbolRole.NODE, _NODE_OF_GRAPH, kind)
+        yield Symbol(f"cuGraphExec{name}", SymbolRole.NODE, _NODE_OF_EXEC, kind)
+    yield Symbol("cuGraphExecChildGraphNodeSetParams", SymbolRole.NODE, _NODE_OF_EXEC, _NODE_CHILD)
+    yield Symbol("cuGraphNodeSetEnabled", SymbolRole.NODE, _NODE_ENABLE)
+    yield Symbol("cuGraphDestroyNode", SymbolRole.NODE, _NODE_DESTROY)
 
 
 def _memory() -> Iterator[Symbol]:
     yield from _allocations()
-    yield Symbol("cuMemFree", Role.FREE, _FREE, _PLAIN | _MEMORY_NARROW)
-    yield Symbol("cuMemFree_v2", Role.FREE, _FREE, _PLAIN)
-    yield from _twice("cuMemFreeAsync", _STREAM, Role.FREE, _FREE, _POOL)
-    yield Symbol("cuMemRelease", Role.FREE, _FREE, _VIRTUAL)
-    yield Symbol("cuMemMap", Role.MAPPING, _MAP)
-    yield Symbol("cuMemUnmap", Role.MAPPING, _UNMAP)
-    yield Symbol("cuMemRetainAllocationHandle", Role.MAPPING, _HANDLE)
-    yield Symbol("cuMemImportFromShareableHandle", Role.MAPPING, _HANDLE)
-    yield Symbol("cuArrayDestroy", Role.FREE, _FREE, _ARRAYS)
-    yield Symbol("cuMipmappedArrayDestroy", Role.FREE, _FREE, _ARRAYS)
-    yield Symbol("cuMemFreeHost", Role.FREE, _FREE, _PINNED)
-    yield Symbol("cuMemHostUnregister", Role.FREE, _FREE, _PINNED)
+    yield Symbol("cuMemFree", SymbolRole.FREE, _FREE, _PLAIN | _MEMORY_NARROW)
+    yield Symbol("cuMemFree_v2", SymbolRole.FREE, _FREE, _PLAIN)
+    yield from _twice("cuMemFreeAsync", _STREAM, SymbolRole.FREE, _FREE, _POOL)
+    yield Symbol("cuMemRelease", SymbolRole.FREE, _FREE, _VIRTUAL)
+    yield Symbol("cuMemMap", SymbolRole.MAPPING, _MAP)
+    yield Symbol("cuMemUnmap", SymbolRole.MAPPING, _UNMAP)
+    yield Symbol("cuMemRetainAllocationHandle", SymbolRole.MAPPING, _HANDLE)
+    yield Symbol("cuMemImportFromShareableHandle", SymbolRole.MAPPING, _HANDLE)
+    yield Symbol("cuArrayDestroy", SymbolRole.FREE, _FREE, _ARRAYS)
+    yield Symbol("cuMipmappedArrayDestroy", SymbolRole.FREE, _FREE, _ARRAYS)
+    yield Symbol("cuMemFreeHost", SymbolRole.FREE, _FREE, _PINNED)
+    yield Symbol("cuMemHostUnregister", SymbolRole.FREE, _FREE, _PINNED)
 
 
 def _allocations() -> Iterator[Symbol]:
@@ -218,8 +218,8 @@ def _allocations() -> Iterator[Symbol]:
         ("cuArrayCreate", _ARRAY, _ARRAYS),
         ("cuArray3DCreate", _ARRAY_3D, _ARRAYS),
     ):
-        yield Symbol(name, Role.ALLOC, shape, kind | _MEMORY_NARROW)
-        yield Symbol(f"{name}_v2", Role.ALLOC, shape, kind)
+        yield Symbol(name, SymbolRole.ALLOC, shape, kind | _MEMORY_NARROW)
+        yield Symbol(f"{name}_v2", SymbolRole.ALLOC, shape, kind)
     for name, shape, kind in (
         ("cuMemAllocManaged", _POINTER_SIZE, _MANAGED),
         ("cuMemCreate", _PHYSICAL, _VIRTUAL),
@@ -228,9 +228,9 @@ def _allocations() -> Iterator[Symbol]:
         ("cuMemHostRegister", _REGISTER, _PINNED),
         ("cuMemHostRegister_v2", _REGISTER, _PINNED),
     ):
-        yield Symbol(name, Role.ALLOC, shape, kind)
-    yield from _twice("cuMemAllocAsync", _STREAM, Role.ALLOC, _POINTER_SIZE, _POOL)
-    yield from _twice("cuMemAllocFromPoolAsync", _STREAM, Role.ALLOC, _POINTER_SIZE, _POOL)
+        yield Symbol(name, SymbolRole.ALLOC, shape, kind)
+    yield from _twice("cuMemAllocAsync", _STREAM, SymbolRole.ALLOC, _POINTER_SIZE, _POOL)
+    yield from _twice("cuMemAllocFromPoolAsync", _STREAM, SymbolRole.ALLOC, _POINTER_SIZE, _POOL)
 
 
 def _copies() -> Iterator[Symbol]:
@@ -244,53 +244,55 @@ def _copies() -> Iterator[Symbol]:
         ("AtoD", _BYTES_4, _ON_DEVICE),
         ("AtoA", _BYTES_5, _ON_DEVICE),
     ):
-        blocks = Role.COPY if direction == _ON_DEVICE else Role.COPY_WAIT  # device to device returns at once
+        blocks = (
+            SymbolRole.COPY if direction == _ON_DEVICE else SymbolRole.COPY_WAIT
+        )  # device to device returns at once
         yield from _since_3_2(f"cuMemcpy{name}", _BLOCKING, blocks, shape, direction)
         if name not in ("DtoA", "AtoD", "AtoA"):
-            yield from _since_3_2(f"cuMemcpy{name}Async", _STREAM, Role.COPY, shape, direction)
-    yield from _twice("cuMemcpy", _BLOCKING, Role.COPY_WAIT, _UNIFIED, _UNKNOWN)
-    yield from _twice("cuMemcpyAsync", _STREAM, Role.COPY_LATE, _UNIFIED, _UNKNOWN)
-    yield from _twice("cuMemcpyPeer", _BLOCKING, Role.COPY, _PEER, _ON_DEVICE)
-    yield from _twice("cuMemcpyPeerAsync", _STREAM, Role.COPY, _PEER, _ON_DEVICE)
-    yield from _twice("cuMemcpyBatchAsync", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
-    yield from _twice("cuMemcpyBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
-    yield from _twice("cuMemcpyWithAttributesAsync", _STREAM, Role.COPY_LATE, _UNIFIED, _UNKNOWN)
-    yield from _twice("cuMemcpy3DBatchAsync", _STREAM, Role.COPY_LATE, _BATCH_3D, _UNKNOWN)
-    yield from _twice("cuMemcpy3DBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH_3D, _UNKNOWN)
-    yield from _twice("cuMemcpy3DWithAttributesAsync", _STREAM, Role.COPY_LATE, _OPERATION_3D, _UNKNOWN)
-    yield from _twice("cuMemPrefetchBatchAsync", _STREAM, Role.PREFETCHES, _PREFETCHES, _TO_DEVICE)
-    yield from _twice("cuMemDiscardAndPrefetchBatchAsync", _STREAM, Role.PREFETCHES, _PREFETCHES, _TO_DEVICE)
-    yield from _twice("cuMemPrefetchAsync", _STREAM, Role.COPY, _PREFETCH, _TO_DEVICE)
-    yield from _twice("cuMemPrefetchAsync_v2", _STREAM, Role.COPY, _PREFETCH_2, _TO_DEVICE)
+            yield from _since_3_2(f"cuMemcpy{name}Async", _STREAM, SymbolRole.COPY, shape, direction)
+    yield from _twice("cuMemcpy", _BLOCKING, SymbolRole.COPY_WAIT, _UNIFIED, _UNKNOWN)
+    yield from _twice("cuMemcpyAsync", _STREAM, SymbolRole.COPY_LATE, _UNIFIED, _UNKNOWN)
+    yield from _twice("cuMemcpyPeer", _BLOCKING, SymbolRole.COPY, _PEER, _ON_DEVICE)
+    yield from _twice("cuMemcpyPeerAsync", _STREAM, SymbolRole.COPY, _PEER, _ON_DEVICE)
+    yield from _twice("cuMemcpyBatchAsync", _STREAM, SymbolRole.COPY_LATE, _BATCH, _UNKNOWN)
+    yield from _twice("cuMemcpyBatchAsync_v2", _STREAM, SymbolRole.COPY_LATE, _BATCH, _UNKNOWN)
+    yield from _twice("cuMemcpyWithAttributesAsync", _STREAM, SymbolRole.COPY_LATE, _UNIFIED, _UNKNOWN)
+    yield from _twice("cuMemcpy3DBatchAsync", _STREAM, SymbolRole.COPY_LATE, _BATCH_3D, _UNKNOWN)
+    yield from _twice("cuMemcpy3DBatchAsync_v2", _STREAM, SymbolRole.COPY_LATE, _BATCH_3D, _UNKNOWN)
+    yield from _twice("cuMemcpy3DWithAttributesAsync", _STREAM, SymbolRole.COPY_LATE, _OPERATION_3D, _UNKNOWN)
+    yield from _twice("cuMemPrefetchBatchAsync", _STREAM, SymbolRole.PREFETCHES, _PREFETCHES, _TO_DEVICE)
+    yield from _twice("cuMemDiscardAndPrefetchBatchAsync", _STREAM, SymbolRole.PREFETCHES, _PREFETCHES, _TO_DEVICE)
+    yield from _twice("cuMemPrefetchAsync", _STREAM, SymbolRole.COPY, _PREFETCH, _TO_DEVICE)
+    yield from _twice("cuMemPrefetchAsync_v2", _STREAM, SymbolRole.COPY, _PREFETCH_2, _TO_DEVICE)
     yield from _rectangles()
     yield from _memsets()
 
 
-def _since_3_2(name: str, suffix: str, role: Role, shape: int, detail: int) -> Iterator[Symbol]:
+def _since_3_2(name: str, suffix: str, role: SymbolRole, shape: int, detail: int) -> Iterator[Symbol]:
     yield Symbol(name, role, shape, detail | _COPY_NARROW)
     yield from _twice(f"{name}_v2", suffix, role, shape, detail)
 
 
 def _rectangles() -> Iterator[Symbol]:
     for name, suffix, role, wide, narrow in (
-        ("cuMemcpy2D", _BLOCKING, Role.COPY_WAIT, _2D, _2D_NARROW),
-        ("cuMemcpy2DUnaligned", _BLOCKING, Role.COPY_WAIT, _2D, _2D_NARROW),
-        ("cuMemcpy2DAsync", _STREAM, Role.COPY_LATE, _2D, _2D_NARROW),
-        ("cuMemcpy3D", _BLOCKING, Role.COPY_WAIT, _3D, _3D_NARROW),
-        ("cuMemcpy3DAsync", _STREAM, Role.COPY_LATE, _3D, _3D_NARROW),
+        ("cuMemcpy2D", _BLOCKING, SymbolRole.COPY_WAIT, _2D, _2D_NARROW),
+        ("cuMemcpy2DUnaligned", _BLOCKING, SymbolRole.COPY_WAIT, _2D, _2D_NARROW),
+        ("cuMemcpy2DAsync", _STREAM, SymbolRole.COPY_LATE, _2D, _2D_NARROW),
+        ("cuMemcpy3D", _BLOCKING, SymbolRole.COPY_WAIT, _3D, _3D_NARROW),
+        ("cuMemcpy3DAsync", _STREAM, SymbolRole.COPY_LATE, _3D, _3D_NARROW),
     ):
         yield Symbol(name, role, narrow, _UNKNOWN)
         yield from _twice(f"{name}_v2", suffix, role, wide, _UNKNOWN)
-    yield from _twice("cuMemcpy3DPeer", _BLOCKING, Role.COPY_WAIT, _3D_PEER, _UNKNOWN)
-    yield from _twice("cuMemcpy3DPeerAsync", _STREAM, Role.COPY_LATE, _3D_PEER, _UNKNOWN)
+    yield from _twice("cuMemcpy3DPeer", _BLOCKING, SymbolRole.COPY_WAIT, _3D_PEER, _UNKNOWN)
+    yield from _twice("cuMemcpy3DPeerAsync", _STREAM, SymbolRole.COPY_LATE, _3D_PEER, _UNKNOWN)
 
 
 def _memsets() -> Iterator[Symbol]:
     for bits in (8, 16, 32):
         for name, shape in ((f"cuMemsetD{bits}", _ELEMENTS), (f"cuMemsetD2D{bits}", _ELEMENTS_2D)):
             detail = _MEMSET | bits // 8 << 8
-            yield from _since_3_2(name, _BLOCKING, Role.COPY, shape, detail)
-            yield from _twice(f"{name}Async", _STREAM, Role.COPY, shape, detail)
+            yield from _since_3_2(name, _BLOCKING, SymbolRole.COPY, shape, detail)
+            yield from _twice(f"{name}Async", _STREAM, SymbolRole.COPY, shape, detail)
 
 
 def _contexts() -> Iterator[Symbol]:
@@ -318,34 +320,34 @@ def _contexts() -> Iterator[Symbol]:
         ("cuCtxFromGreenCtx", _FROM_GREEN),
         ("cuGreenCtxDestroy", _GREEN_DESTROY),
     ):
-        yield Symbol(name, Role.CONTEXT, shape)
+        yield Symbol(name, SymbolRole.CONTEXT, shape)
 
 
 def _waits() -> Iterator[Symbol]:
-    yield Symbol("cuCtxSynchronize", Role.WAIT, _WAIT_CONTEXT)
-    yield Symbol("cuCtxSynchronize_v2", Role.WAIT, _WAIT_CONTEXT)
-    yield from _twice("cuStreamSynchronize", _STREAM, Role.WAIT, _WAIT_STREAM)
-    yield Symbol("cuEventSynchronize", Role.WAIT, _WAIT_EVENT)
-    yield from _twice("cuStreamQuery", _STREAM, Role.QUERY, _WAIT_STREAM)
-    yield Symbol("cuEventQuery", Role.QUERY, _WAIT_EVENT)
+    yield Symbol("cuCtxSynchronize", SymbolRole.WAIT, _WAIT_CONTEXT)
+    yield Symbol("cuCtxSynchronize_v2", SymbolRole.WAIT, _WAIT_CONTEXT)
+    yield from _twice("cuStreamSynchronize", _STREAM, SymbolRole.WAIT, _WAIT_STREAM)
+    yield Symbol("cuEventSynchronize", SymbolRole.WAIT, _WAIT_EVENT)
+    yield from _twice("cuStreamQuery", _STREAM, SymbolRole.QUERY, _WAIT_STREAM)
+    yield Symbol("cuEventQuery", SymbolRole.QUERY, _WAIT_EVENT)
 
 
 def _streams() -> Iterator[Symbol]:
-    yield Symbol("cuStreamCreate", Role.STREAM, _STREAM_CREATE)
-    yield Symbol("cuStreamCreateWithPriority", Role.STREAM, _STREAM_CREATE)
-    yield Symbol("cuStreamDestroy", Role.STREAM, _STREAM_DESTROY)
-    yield Symbol("cuStreamDestroy_v2", Role.STREAM, _STREAM_DESTROY)
-    yield from _twice("cuStreamWaitEvent", _STREAM, Role.STREAM, _STREAM_WAIT)
-    yield from _twice("cuEventRecord", _STREAM, Role.STREAM, _EVENT_RECORD)
-    yield from _twice("cuEventRecordWithFlags", _STREAM, Role.STREAM, _EVENT_RECORD_FLAGS)
+    yield Symbol("cuStreamCreate", SymbolRole.STREAM, _STREAM_CREATE)
+    yield Symbol("cuStreamCreateWithPriority", SymbolRole.STREAM, _STREAM_CREATE)
+    yield Symbol("cuStreamDestroy", SymbolRole.STREAM, _STREAM_DESTROY)
+    yield Symbol("cuStreamDestroy_v2", SymbolRole.STREAM, _STREAM_DESTROY)
+    yield from _twice("cuStreamWaitEvent", _STREAM, SymbolRole.STREAM, _STREAM_WAIT)
+    yield from _twice("cuEventRecord", _STREAM, SymbolRole.STREAM, _EVENT_RECORD)
+    yield from _twice("cuEventRecordWithFlags", _STREAM, SymbolRole.STREAM, _EVENT_RECORD_FLAGS)
 
 
 def _names() -> Iterator[Symbol]:
-    yield Symbol("cuModuleGetFunction", Role.NAME, _NAME_GET)
-    yield Symbol("cuLibraryGetKernel", Role.NAME, _NAME_GET)
-    yield Symbol("cuKernelGetFunction", Role.NAME, _NAME_OF_KERNEL)
-    yield Symbol("cuFuncGetName", Role.NAME, _NAME_QUERIED)
-    yield Symbol("cuKernelGetName", Role.NAME, _NAME_QUERIED)
+    yield Symbol("cuModuleGetFunction", SymbolRole.NAME, _NAME_GET)
+    yield Symbol("cuLibraryGetKernel", SymbolRole.NAME, _NAME_GET)
+    yield Symbol("cuKernelGetFunction", SymbolRole.NAME, _NAME_OF_KERNEL)
+    yield Symbol("cuFuncGetName", SymbolRole.NAME, _NAME_QUERIED)
+    yield Symbol("cuKernelGetName", SymbolRole.NAME, _NAME_QUERIED)
 
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -384,6 +386,6 @@ def unknown_versions(exports: Collection[str]) -> list[str]:
 
 def is_on_device(symbol: Symbol) -> bool:
     """False for allocations and frees of arrays, whose size is in a descriptor, of host memory, and of CUDA 3.1."""
-    if symbol.role not in (Role.ALLOC, Role.FREE):
+    if symbol.role not in (SymbolRole.ALLOC, SymbolRole.FREE):
         return True
     return symbol.detail in (_PLAIN, _MANAGED, _POOL, _VIRTUAL)

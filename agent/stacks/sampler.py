@@ -27,7 +27,7 @@ from agent.node.procfs import Procfs
 from agent.probes.attachment import Attachments, ProbedFunction
 from agent.probes.libbpf import load_uprobes
 from agent.probes.libraries import opened
-from agent.probes.symbols import SYMBOLS, Role, by_offset, is_on_device
+from agent.probes.symbols import SYMBOLS, SymbolRole, by_offset, is_on_device
 
 STACK_FRAMES = 127
 TALLIES = ("seen", "sampled", "collision", "no_stack", "full", "unreadable")
@@ -70,11 +70,11 @@ class SampleKind(StrEnum):
     ALLOC = "alloc"
 
 
-_PROGRAMS: dict[SampleKind, dict[Role, tuple[str, str | None]]] = {  # entry, return
-    SampleKind.LAUNCH: {Role.LAUNCH: ("stacks_launch", None)},
+_PROGRAMS: dict[SampleKind, dict[SymbolRole, tuple[str, str | None]]] = {  # entry, return
+    SampleKind.LAUNCH: {SymbolRole.LAUNCH: ("stacks_launch", None)},
     SampleKind.ALLOC: {
-        Role.ALLOC: ("stacks_alloc_enter", "stacks_alloc_return"),
-        Role.FREE: ("stacks_free_enter", "stacks_free_return"),
+        SymbolRole.ALLOC: ("stacks_alloc_enter", "stacks_alloc_return"),
+        SymbolRole.FREE: ("stacks_free_enter", "stacks_free_return"),
     },
 }
 
@@ -222,7 +222,7 @@ def _listed(containers: list[Container]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-class Target:
+class SampledContainer:
     """Finds the container, then at each round its processes; only processes that map libcuda count.
 
     `named`: containers with the names that a running agent knows; a cgroup contains no more than their ids.

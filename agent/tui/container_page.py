@@ -15,7 +15,7 @@ from agent.core.model import ContainerKey, ContainerUsage, EnforcementStatus, Fu
 from agent.core.text import Glyphs, count, joined, label, milliseconds, percent, quantile, size, state
 from agent.tui.cells import GPU_THRESHOLDS, NO_THRESHOLDS, graph, name, printable
 from agent.tui.columns import ROLES
-from agent.tui.history import DecisionBlock, History, Moment, Series
+from agent.tui.history import DecisionBlock, Moment, RecentSeries, SnapshotHistory
 
 MOST_KERNELS: Final = 8
 TALL_FROM: Final = 36  # lines of the terminal from which graphs are higher
@@ -27,7 +27,7 @@ class Plot:
     """A graph's title, and what it draws; `most` is what fills its height, the largest figure where there is none."""
 
     title: Text
-    series: Series
+    series: RecentSeries
     most: float | None = None
     thresholds: tuple[float, float] = NO_THRESHOLDS
     style: str = "cyan"
@@ -36,7 +36,7 @@ class Plot:
 def container_page(
     snapshot: Snapshot,
     key: ContainerKey,
-    history: History,
+    history: SnapshotHistory,
     decisions: Sequence[DecisionBlock] | str,
     size_cells: tuple[int, int],
     glyphs: Glyphs,
@@ -117,7 +117,9 @@ def _reason(status: EnforcementStatus, glyphs: Glyphs) -> str:
     return printable(status.reason, glyphs) if status.reason else glyphs.missing
 
 
-def _figures(used: ContainerUsage, status: EnforcementStatus | None, history: History, glyphs: Glyphs) -> list[Plot]:
+def _figures(
+    used: ContainerUsage, status: EnforcementStatus | None, history: SnapshotHistory, glyphs: Glyphs
+) -> list[Plot]:
     key = used.container.key
     sm = history.container(key, lambda moment: moment.sm_ratio)
     memory = history.container(key, lambda moment: moment.memory_bytes)
@@ -138,7 +140,7 @@ def _figures(used: ContainerUsage, status: EnforcementStatus | None, history: Hi
     return plots
 
 
-def _latency(series: Series, status: EnforcementStatus, glyphs: Glyphs) -> Plot:
+def _latency(series: RecentSeries, status: EnforcementStatus, glyphs: Glyphs) -> Plot:
     """Twice the target fills the graph: what is kept is in its lower half."""
     target = status.target_seconds or 0.0
     title = "latency" if status.latency_quantile is None else quantile(status.latency_quantile)
@@ -158,7 +160,7 @@ def _paused_ratio(moment: Moment) -> float | None:
     return None if moment.status is None else moment.status.paused_ratio
 
 
-def _last(series: Series) -> float | None:
+def _last(series: RecentSeries) -> float | None:
     return series.points[-1][1] if series.points else None
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from agent.core.model import DeviceHealth, DeviceReading, Snapshot
 from agent.core.text import Glyphs, label, percent, size
 from agent.tui.cells import GPU_THRESHOLDS, MEMORY_THRESHOLDS, NO_THRESHOLDS, bar, graph, name
-from agent.tui.history import History
+from agent.tui.history import SnapshotHistory
 
 WIDE_FROM: Final = 110  # columns of the terminal from which figures are shown in full
 NAME_FROM: Final = 150  # and the model's name
@@ -38,7 +38,7 @@ class Gauge:
     thresholds: tuple[float, float] = NO_THRESHOLDS
 
 
-def device_lines(snapshot: Snapshot, history: History, width: int, each: int, glyphs: Glyphs) -> list[Text]:
+def device_lines(snapshot: Snapshot, history: SnapshotHistory, width: int, each: int, glyphs: Glyphs) -> list[Text]:
     """`each` lines for a device, cut to `width`: bars and, below them, graphs that are `each` − 1 high."""
     lines: list[Text] = []
     for reading in snapshot.devices:
@@ -64,7 +64,9 @@ def _head(reading: DeviceReading, health: DeviceHealth | None, width: int, glyph
     return Text.assemble(Text(" ").join(parts), " " * GAP)
 
 
-def _gauges(reading: DeviceReading, history: History, head: Text, width: int, each: int, glyphs: Glyphs) -> list[Text]:
+def _gauges(
+    reading: DeviceReading, history: SnapshotHistory, head: Text, width: int, each: int, glyphs: Glyphs
+) -> list[Text]:
     wide = width >= WIDE_FROM
     needed = sum(len(gauge.label) + 2 + gauge.cells[wide] for gauge in GAUGES) + GAP * (len(GAUGES) - 1)
     cells = max(3, min(LONGEST_BAR, (width - head.cell_len - needed) // len(GAUGES)))
@@ -78,7 +80,7 @@ def _gauges(reading: DeviceReading, history: History, head: Text, width: int, ea
 
 
 def _block(
-    gauge: Gauge, reading: DeviceReading, history: History, cells: int, wide: bool, each: int, glyphs: Glyphs
+    gauge: Gauge, reading: DeviceReading, history: SnapshotHistory, cells: int, wide: bool, each: int, glyphs: Glyphs
 ) -> list[Text]:
     """A gauge, and its graph as wide as it is."""
     series = history.device(reading.device.uuid, gauge.figure)

@@ -32,7 +32,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class SnapshotTick:
     """What is kept of a snapshot."""
 
     at_ns: int
@@ -42,7 +42,7 @@ class Tick:
     containers: Mapping[ContainerKey, Moment]
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Tick:
+    def of(cls, snapshot: Snapshot) -> SnapshotTick:
         """Without processes, kernels and all else that no graph draws."""
         devices = {reading.device.uuid: reading for reading in snapshot.devices}
         status = snapshot.enforcement
@@ -51,7 +51,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class RecentSeries:
     """A figure over the minute that ends at `until_ns`: (when, how much), the oldest first."""
 
     points: tuple[tuple[int, float | None], ...]
@@ -74,26 +74,26 @@ class Series:
         return max((value for _, value in self.points if value is not None), default=None)
 
 
-class History:
+class SnapshotHistory:
     """Ticks are added in the order of their time; an older one begins everything again (a boot, in a recording).
 
     The same one again changes nothing: a snapshot is shown until there is a newer one.
     """
 
-    def __init__(self, ticks: Iterable[Tick] = ()) -> None:
-        self.ticks: deque[Tick] = deque()
+    def __init__(self, ticks: Iterable[SnapshotTick] = ()) -> None:
+        self.ticks: deque[SnapshotTick] = deque()
         for tick in ticks:
             self._add(tick)
 
     def add(self, snapshot: Snapshot) -> None:
         """Takes what is drawn of it, and forgets what is more than a minute old."""
-        self._add(Tick.of(snapshot))
+        self._add(SnapshotTick.of(snapshot))
 
-    def copy(self) -> History:
+    def copy(self) -> SnapshotHistory:
         """What is known now, for good."""
-        return History(self.ticks)
+        return SnapshotHistory(self.ticks)
 
-    def _add(self, tick: Tick) -> None:
+    def _add(self, tick: SnapshotTick) -> None:
         if self.ticks and tick.at_ns == self.ticks[-1].at_ns:
             return
         if self.ticks and tick.at_ns < self.ticks[-1].at_ns:
@@ -104,20 +104,20 @@ class History:
         while self.ticks[0].at_ns <= tick.at_ns - KEPT_NS:
             self.ticks.popleft()
 
-    def device(self, uuid: DeviceUuid, figure: Callable[[DeviceReading], float | None]) -> Series:
+    def device(self, uuid: DeviceUuid, figure: Callable[[DeviceReading], float | None]) -> RecentSeries:
         """A figure of a device; unknown where the device was not there."""
         return self._series(lambda tick: None if (one := tick.devices.get(uuid)) is None else figure(one))
 
-    def container(self, key: ContainerKey, figure: Callable[[Moment], float | None]) -> Series:
+    def container(self, key: ContainerKey, figure: Callable[[Moment], float | None]) -> RecentSeries:
         """A figure of a container; unknown where the container was not there."""
         return self._series(lambda tick: None if (one := tick.containers.get(key)) is None else figure(one))
 
-    def _series(self, figure: Callable[[Tick], float | None]) -> Series:
+    def _series(self, figure: Callable[[SnapshotTick], float | None]) -> RecentSeries:
         if not self.ticks:
-            return Series((), 0, LEAST_GAP_NS)
+            return RecentSeries((), 0, LEAST_GAP_NS)
         last = self.ticks[-1]
         gap_ns = max(LEAST_GAP_NS, 2 * last.interval_ns)
-        return Series(tuple((tick.at_ns, figure(tick)) for tick in self.ticks), last.at_ns, gap_ns)
+        return RecentSeries(tuple((tick.at_ns, figure(tick)) for tick in self.ticks), last.at_ns, gap_ns)
 
 
 def _moment(used: ContainerUsage, status: EnforcementStatus | None) -> Moment:
@@ -164,12 +164,12 @@ class ObservedChange:
     rows: tuple[tuple[str, str], ...] = ()
 
 
-def observed_changes(history: History, key: ContainerKey) -> list[ObservedChange]:
+def observed_changes(history: SnapshotHistory, key: ContainerKey) -> list[ObservedChange]:
     """A line for each change of reason or rungs in the last minute, the latest first."""
     return list(_observed_changes(history, key))[::-1]
 
 
-def _observed_changes(history: History, key: ContainerKey) -> Iterator[ObservedChange]:
+def _observed_changes(history: SnapshotHistory, key: ContainerKey) -> Iterator[ObservedChange]:
     before: tuple[object, ...] | None = None
     for tick in history.ticks:
         moment = tick.containers.get(key)

@@ -22,7 +22,7 @@ from agent.core.text import ASCII, UTF8, Glyphs, state
 from agent.tui.cells import printable
 from agent.tui.columns import NOTHING, columns, fit, header, line, row
 from agent.tui.header import device_lines
-from agent.tui.history import History
+from agent.tui.history import SnapshotHistory
 from agent.tui.listing import BUSIEST, Line, View, arranged, entries
 
 
@@ -39,7 +39,7 @@ class Screen:
         width, snapshot = options.max_width, self.snapshot
         shown = fit(columns(snapshot, self.view), width)
         lines = arranged(entries(snapshot, self.view), BUSIEST)
-        devices = device_lines(snapshot, History(), width, 1, glyphs)
+        devices = device_lines(snapshot, SnapshotHistory(), width, 1, glyphs)
         yield from _cut([title(snapshot, glyphs, alone=self.alone), *devices, Text()], width, glyphs)
         yield from _cut([header(shown, glyphs)], width, glyphs)
         for one in lines:
@@ -188,7 +188,7 @@ class Frame:
     place: str | None = None  # in a replay
     failure: str = ""
 
-    def head(self, snapshot: Snapshot, history: History) -> list[Text]:
+    def head(self, snapshot: Snapshot, history: SnapshotHistory) -> list[Text]:
         """The title and the devices, a third of the screen at the most."""
         remark = Text("PAUSED  " if self.paused else "", style="bold yellow")
         if self.place is not None:
@@ -206,7 +206,7 @@ class Frame:
         lines.append(foot(FOOT if self.place is None else REPLAY, self.width))
         return self._cut(lines)
 
-    def _devices(self, snapshot: Snapshot, history: History) -> list[Text]:
+    def _devices(self, snapshot: Snapshot, history: SnapshotHistory) -> list[Text]:
         """With as many lines for each as a third of the screen has room for."""
         count = max(1, len(snapshot.devices))
         each = max(1, min(MOST_DEVICE_LINES, self.height // 12, self.height // 3 // count))

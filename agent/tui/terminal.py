@@ -17,7 +17,7 @@ from agent.core.text import printable
 _ASCII: Final = str.maketrans({"–": "-", "→": "to", "…": "~"})
 
 
-class Screen:
+class Printer:
     """Prints text literally: nothing in it is markup or a terminal escape."""
 
     def __init__(self, out: IO[str]) -> None:

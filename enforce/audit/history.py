@@ -39,7 +39,7 @@ MOST_FOR_MEMORY = 50
 S = TypeVar("S", bound=TrackItem)
 
 
-class History:
+class DecisionHistory:
     """Times given to it are CLOCK_MONOTONIC; `explain` answers in CLOCK_REALTIME."""
 
     def __init__(

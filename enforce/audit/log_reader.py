@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.core.errors import SetupError
 from enforce.audit.decision_log import MOST_FILE_BYTES, DecisionRecord, OfQuantile
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.intervals import KEPT_NS
 from enforce.audit.model import ContainerInfo, DecisionEffect
 
@@ -26,9 +26,9 @@ _NAMES = {field.name for field in fields(DecisionRecord)}
 _NUMBERS = ("latency_ns", "slack_ratio", "share_before", "max_queued_before_ns")  # or null
 
 
-def read(path: Path, now_ns: int) -> tuple[History, int]:
+def read(path: Path, now_ns: int) -> tuple[DecisionHistory, int]:
     """The last hour before `now_ns` (CLOCK_REALTIME) in the log and its predecessor; the number of bad lines."""
-    history, bad = History(now=lambda: (now_ns, 0)), 0
+    history, bad = DecisionHistory(now=lambda: (now_ns, 0)), 0
     containers: dict[str, ContainerInfo] = {}
     before: dict[tuple[str, int], DecisionRecord] = {}  # what an effect refers to
     for line in _lines(path):
@@ -54,7 +54,7 @@ def read(path: Path, now_ns: int) -> tuple[History, int]:
 
 def _add(
     record: dict[str, Any],
-    history: History,
+    history: DecisionHistory,
     containers: dict[str, ContainerInfo],
     before: dict[tuple[str, int], DecisionRecord],
 ) -> None:

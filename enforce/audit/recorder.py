@@ -15,7 +15,7 @@ from typing import Any
 from agent.core.clock import NS_PER_SECOND, wall_ns
 from agent.core.model import ContainerKey
 from enforce.audit.decision_log import DecisionLog, DecisionRecord, OfQuantile, as_line
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.model import ContainerInfo, DecisionEffect
 from enforce.audit.status import Paused
 from enforce.controller.decision import Decisions, ShareDecision
@@ -95,7 +95,7 @@ class DecisionRecorder:
     """For the deciding thread alone, once per decision. The callables say of a container what the ladder does to it."""
 
     log: DecisionLog
-    history: History
+    history: DecisionHistory
     acts: bool
     in_force: Callable[[ContainerKey], frozenset[str]] = lambda key: frozenset()  # rungs beyond pace and gate
     troubles: Callable[[ContainerKey], Mapping[str, str]] = lambda key: {}

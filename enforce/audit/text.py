@@ -13,7 +13,7 @@ from datetime import datetime, tzinfo
 
 from agent.core.text import quantile
 from agent.exporters.status_page.content import DecisionRow
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.model import (
     ContainerHistory,
     ContainerInfo,
@@ -202,7 +202,7 @@ MOST = 20
 MOST_EACH = 6  # of one container: ten decisions a second are more than can be read
 
 
-def recent(history: History) -> list[DecisionRow]:
+def recent(history: DecisionHistory) -> list[DecisionRow]:
     """Decisions because of latency and of memory, the newest first."""
     names = history.names()
     for_latency = [_latency(container, one) for container, one in history.recent_intervals(MOST_EACH)]

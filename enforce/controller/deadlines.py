@@ -69,7 +69,7 @@ def _load_at(deadline_ns: int, tasks: Sequence[Task], offline: OfflineWork) -> f
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class PeriodicRequests:
     """A container's requests so far, and what one takes, by process; one of which too few ended is absent."""
 
     ended: int = 0
@@ -108,9 +108,9 @@ class RequestMeter:
     def __init__(self, periodics: Map) -> None:
         self._periodics = periodics
         self._processes: dict[ProcessId, _Process] = {}
-        self._sums: dict[ContainerKey, Requests] = {}
+        self._sums: dict[ContainerKey, PeriodicRequests] = {}
 
-    def read(self, workloads: Mapping[ContainerKey, Workload], now_ns: int) -> dict[ContainerKey, Requests]:
+    def read(self, workloads: Mapping[ContainerKey, Workload], now_ns: int) -> dict[ContainerKey, PeriodicRequests]:
         """Of the periodic ones among them. Once per decision."""
         periodic = {key: one for key, one in workloads.items() if one.classification.role is Role.PERIODIC}
         alive = {process for one in periodic.values() for process in processes_of(one)}
@@ -120,8 +120,8 @@ class RequestMeter:
         self._sums = {key: self._container(key, one, now_ns) for key, one in periodic.items()}
         return self._sums
 
-    def _container(self, key: ContainerKey, workload: Workload, now_ns: int) -> Requests:
-        sums = self._sums.get(key, Requests())
+    def _container(self, key: ContainerKey, workload: Workload, now_ns: int) -> PeriodicRequests:
+        sums = self._sums.get(key, PeriodicRequests())
         ended, misses, worst_late_ns, cost_ns = sums.ended, sums.misses, sums.worst_late_ns, dict[ProcessId, float]()
         for process in processes_of(workload):
             record: Periodic | None = self._periodics.get(ProcessKey.of(process))
@@ -134,7 +134,7 @@ class RequestMeter:
             known.observe(record, now_ns)
             if (longest_ns := known.cost_ns(now_ns)) is not None:
                 cost_ns[process] = longest_ns
-        return Requests(ended, misses, worst_late_ns, cost_ns)
+        return PeriodicRequests(ended, misses, worst_late_ns, cost_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Admission:
 
 
 def admissions(
-    inputs: DecisionInputs, levels: Mapping[Target, Level], requests: Mapping[ContainerKey, Requests]
+    inputs: DecisionInputs, levels: Mapping[Target, Level], requests: Mapping[ContainerKey, PeriodicRequests]
 ) -> dict[DeviceUuid, Admission]:
     """Of each device with a periodic container."""
     devices = {device for key in requests for device in inputs.workloads[key].devices}
@@ -166,7 +166,7 @@ def _admission(
     device: DeviceUuid,
     inputs: DecisionInputs,
     levels: Mapping[Target, Level],
-    requests: Mapping[ContainerKey, Requests],
+    requests: Mapping[ContainerKey, PeriodicRequests],
 ) -> Admission:
     tasks: list[Task] = []
     for workload in (one for one in inputs.workloads.values() if device in one.devices):
@@ -226,7 +226,7 @@ class DeadlineMonitor:
                 found[key], self.texts[key] = status, _text(status, admission)
         return found
 
-    def _status(self, workload: Workload, counted: Requests, admission: Admission) -> PeriodicStatus | None:
+    def _status(self, workload: Workload, counted: PeriodicRequests, admission: Admission) -> PeriodicStatus | None:
         rule = workload.classification.rule
         if not isinstance(rule, PeriodicRule):
             return None

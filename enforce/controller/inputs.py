@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.attribution.durations import LaunchTimes
-from agent.collectors.launches import Deliveries
+from agent.collectors.launches import DeliverySamples
 from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerKey, ContainerUsage, DeviceUuid, OnlineUse, ProcessId, Snapshot
@@ -197,7 +197,7 @@ class LatencyReader:
 class LaunchReader:
     """What the probes measured of launches: GPU time per launch of each process, and the gates of the devices."""
 
-    def __init__(self, deliveries: Deliveries, gates: GateReader) -> None:
+    def __init__(self, deliveries: DeliverySamples, gates: GateReader) -> None:
         self.gates = gates
         self._deliveries = deliveries
         self._times = LaunchTimes()

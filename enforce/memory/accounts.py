@@ -50,7 +50,7 @@ class MemoryClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class MemoryTenant:
     """An offline container."""
 
     container: ContainerKey
@@ -75,7 +75,7 @@ class MemoryView:
     at_ns: int  # of the snapshot
     free_bytes: Mapping[DeviceUuid, int | None]
     claims: tuple[MemoryClaim, ...]
-    tenants: tuple[Tenant, ...]
+    tenants: tuple[MemoryTenant, ...]
     acting: bool = True  # False: nothing is done, so what was planned counts as done
     holders: Mapping[DeviceUuid, frozenset[ProcessId]] = field(default_factory=dict)  # processes that NVML has there
 

@@ -13,7 +13,7 @@ from agent.probes.abi import ProcessKey
 from agent.probes.libbpf import Map
 from enforce.actuators.executor import RungExecutor
 from enforce.actuators.ladder import Reasons
-from enforce.memory.accounts import MemoryDecision, MemoryStatus, MemoryView, Tenant
+from enforce.memory.accounts import MemoryDecision, MemoryStatus, MemoryTenant, MemoryView
 from enforce.memory.planner import EVICT, SWAP, MemoryPlanState, PlannedAct, plan
 from enforce.memory.quotas import MemoryQuotas, Refusals
 from enforce.memory.view import OfflineStatus, allocation_rules, group_quotas, view_of
@@ -95,7 +95,7 @@ class MemoryController:
         if self.quotas:
             self.quotas.release_all()
 
-    def _status(self, tenant: Tenant) -> MemoryStatus:
+    def _status(self, tenant: MemoryTenant) -> MemoryStatus:
         refusals = self._refusals[tenant.container]
         return MemoryStatus(tenant.quota_bytes, refusals.denied, refusals.held)
 
@@ -171,7 +171,7 @@ class MemoryController:
         return decisions
 
     def _decision(  # six parameters: the columns of a line of the log that differ
-        self, tenant: Tenant, subject: Subject, act: str, count: int, device: DeviceUuid | None, reason: str
+        self, tenant: MemoryTenant, subject: Subject, act: str, count: int, device: DeviceUuid | None, reason: str
     ) -> MemoryDecision:
         shown = [tenant.on(device)] if device is not None else list(tenant.holdings.values())
         return MemoryDecision(

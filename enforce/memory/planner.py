@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.core.model import ContainerKey, DeviceUuid, ProcessId
-from enforce.memory.accounts import MemoryView, Overhead, Tenant
+from enforce.memory.accounts import MemoryTenant, MemoryView, Overhead
 
 LASTING_NS = 3_000_000_000  # NVML is read once a second; a shorter lack may lie between two acts of other programs
 RESTORE_NS = 5_000_000_000
@@ -96,10 +96,10 @@ def limits(state: MemoryPlanState, view: MemoryView) -> dict[LimitKey, int]:
     return found
 
 
-def victims(tenants: Iterable[Tenant], device: DeviceUuid, lack_bytes: int) -> tuple[Tenant, ...]:
+def victims(tenants: Iterable[MemoryTenant], device: DeviceUuid, lack_bytes: int) -> tuple[MemoryTenant, ...]:
     """The first of the order whose memory covers the lack, without those that are not needed for it."""
     order = sorted(tenants, key=lambda one: (one.weight, -one.started_ticks, -one.on(device).bytes, one.container))
-    chosen: list[Tenant] = []
+    chosen: list[MemoryTenant] = []
     for tenant in order:
         if sum(one.on(device).bytes for one in chosen) >= lack_bytes:
             break
@@ -129,7 +129,7 @@ def _lack(view: MemoryView, device: DeviceUuid) -> int:
     return 0 if room is None else max(0, -room)
 
 
-def _excess(tenant: Tenant) -> bool:
+def _excess(tenant: MemoryTenant) -> bool:
     quota = tenant.quota_bytes
     return quota is not None and any(one.bytes > quota + TOLERANCE_BYTES for one in tenant.holdings.values())
 
@@ -187,7 +187,7 @@ def _hypothetical(view: MemoryView, device: DeviceUuid, acts: Mapping[ContainerK
     return 0 if view.acting else sum(act.held_bytes.get(device, 0) for act in acts.values())
 
 
-def _for_itself(tenant: Tenant, over: Mapping[ContainerKey, int], now_ns: int) -> PlannedAct | None:
+def _for_itself(tenant: MemoryTenant, over: Mapping[ContainerKey, int], now_ns: int) -> PlannedAct | None:
     """Evicts a container that is over its own quota, or waits in vain: a swap would only put that off."""
     device = max(tenant.holdings, key=lambda one: tenant.on(one).bytes, default=None)
     if EVICT not in tenant.rungs or device is None:
@@ -218,12 +218,12 @@ def _make_room(
     return made
 
 
-def _rungs(state: MemoryPlanState, tenant: Tenant) -> list[str]:
+def _rungs(state: MemoryPlanState, tenant: MemoryTenant) -> list[str]:
     """The rungs that can make room. A process that is stopped at an allocation cannot be swapped out."""
     no_swap = tenant.waiting_since_ns is not None or tenant.container in state.shunned_since_ns
     return [rung for rung in tenant.rungs if rung != SWAP or not no_swap]
 
 
-def _act(rung: str, tenant: Tenant, device: DeviceUuid, reason: str, now_ns: int) -> PlannedAct:
+def _act(rung: str, tenant: MemoryTenant, device: DeviceUuid, reason: str, now_ns: int) -> PlannedAct:
     held = {one: holding.bytes for one, holding in tenant.holdings.items() if holding.bytes > 0}
     return PlannedAct(rung, device, held, tenant.processes, reason, now_ns)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from agent.containers.gpu_processes import GpuProcess
 from agent.core.model import ContainerKey, DeviceReading, DeviceUuid, ProcessId, Snapshot, Usage
 from agent.probes.abi import DEVICE_UNKNOWN, ORDINALS
-from enforce.memory.accounts import NO_MEMORY, DeviceMemory, MemoryClaim, MemoryView, Tenant
+from enforce.memory.accounts import NO_MEMORY, DeviceMemory, MemoryClaim, MemoryTenant, MemoryView
 from enforce.memory.planner import EVICT, LimitKey
 from enforce.memory.quotas import AllocationRule, GroupQuota, GroupQuotaKey
 from enforce.policy.model import OfflineRule, OnlineRule, Policy, Role
@@ -161,9 +161,11 @@ def _claims(
         yield MemoryClaim(rule.name, rule.reserve_bytes, None, {})
 
 
-def _tenant(workload: Workload, rule: OfflineRule, usage: Mapping[DeviceUuid, Usage], now: OfflineStatus) -> Tenant:
+def _tenant(
+    workload: Workload, rule: OfflineRule, usage: Mapping[DeviceUuid, Usage], now: OfflineStatus
+) -> MemoryTenant:
     key = workload.container.key
-    return Tenant(
+    return MemoryTenant(
         container=key,
         quota_bytes=rule.limits.memory_bytes,
         weight=rule.weight,

@@ -96,7 +96,7 @@ class Counts(c.Structure):
     ]
 
 
-class Process(c.Structure):
+class WantedProcess(c.Structure):
     """Key of the map `http_wanted`."""
 
     _fields_ = [("tgid", U32)]
@@ -116,7 +116,7 @@ MIRRORS: dict[str, type[c.Structure]] = {
 }
 
 MAPS: dict[str, tuple[Any, Any]] = {
-    "http_wanted": (Process, Follower),
+    "http_wanted": (WantedProcess, Follower),
     "http_watches": (U32, Watch),
     "http_latencies": (U32, Latency),
     "http_counts": (U32, Counts),
@@ -187,13 +187,13 @@ class HttpProbes:
 
     def follow(self, place: int, epoch: int, tgid: int) -> None:
         """Counts the requests of a process at a place. OSError when there are too many processes."""
-        known = self._wanted.get(Process(tgid))
+        known = self._wanted.get(WantedProcess(tgid))
         is_same = known is not None and (known.watch, known.epoch) == (place, epoch)
-        self._wanted.put(Process(tgid), Follower(place, epoch, known.is_child if known and is_same else 0))
+        self._wanted.put(WantedProcess(tgid), Follower(place, epoch, known.is_child if known and is_same else 0))
 
     def unfollow(self, tgid: int) -> None:
         """Its calls are no longer looked at."""
-        self._wanted.delete(Process(tgid))
+        self._wanted.delete(WantedProcess(tgid))
 
     def buckets(self, place: int) -> bytes:
         """The cumulative histogram of a place: LATENCY_BUCKETS of 32 bits."""

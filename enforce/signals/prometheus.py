@@ -27,7 +27,7 @@ _RECENT_SLICES = 20
 
 
 @dataclass(slots=True)
-class History:
+class LatencyHistory:
     """The latencies of one container's pages within its SLO's window."""
 
     slo: Slo
@@ -97,7 +97,7 @@ class Prometheus:
     def __init__(self, requests: Requests, scraper: Callable[[str], Scraper] = Scraper) -> None:
         self._requests, self._scraper = requests, scraper
         self._scrapers: dict[str, Scraper] = {}
-        self._histories: dict[ContainerKey, History] = {}
+        self._histories: dict[ContainerKey, LatencyHistory] = {}
 
     def read(self, snapshot: Snapshot, container: ContainerKey, slo: Slo, now_ns: int) -> Reading | None:
         """None while the window holds fewer than `min_samples` requests."""
@@ -106,7 +106,7 @@ class Prometheus:
             return None
         history = self._histories.get(container)
         if history is None or (history.slo.source, history.slo.window_ns) != (source, slo.window_ns):
-            history = self._histories[container] = History(slo, source.unit_ns)
+            history = self._histories[container] = LatencyHistory(slo, source.unit_ns)
         history.slo = slo
         if source.url not in self._scrapers:
             self._scrapers[source.url] = self._scraper(source.url)

@@ -23,7 +23,7 @@ from agent.core.errors import PolicyError, SetupError, WardenError
 from agent.core.model import Snapshot
 from agent.core.text import printable
 from agent.exporters.api.client import HELP, fetch, place
-from agent.tui.terminal import Screen
+from agent.tui.terminal import Printer
 from enforce.policy import model
 from enforce.policy.findings import disputed, findings, warnings
 from enforce.policy.load import check_text
@@ -193,7 +193,7 @@ def init(options: argparse.Namespace, env: Environment) -> int:
     found = [*disputed(checked.value, [use.facts for one in now for use in one.uses])]
     found += [] if by_flags else unintended(checked.value, made)  # flags do not name containers to be left alone
     show(checked, [*findings(checked), *warnings(checked, found)], env.out)
-    Screen(env.out).line(f"written to {printable(file)}; its first lines describe the next steps")
+    Printer(env.out).line(f"written to {printable(file)}; its first lines describe the next steps")
     return 0
 
 
@@ -219,7 +219,7 @@ def _from_running(
 ) -> tuple[str, list[Proposal]]:
     """The policy as text, and the proposals with the roles that were answered."""
     if env.ask is not None:
-        screen = Screen(env.out)
+        screen = Printer(env.out)
         screen.table(("CONTAINER", "GPU USE", "PROPOSED", "REASON"), listed(found))
     online, offline, answered = [], [], []
     for one in found:

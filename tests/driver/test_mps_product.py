@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from agent.node.procfs import Procfs
-from enforce.actuators.mps.channel import Channel
+from enforce.actuators.mps.channel import MpsChannel
 from enforce.actuators.mps.daemons import daemons
 from enforce.actuators.mps.model import Daemon, MpsClient, MpsControl, MpsError, MpsServer, MpsSetting, Scope
 from enforce.actuators.mps.protocol2 import reads_as
@@ -117,7 +117,7 @@ def test_a_limit_that_another_user_may_not_set_is_an_error_with_the_daemons_reas
 
 def test_protocol_3_is_not_spoken(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     with control.daemon():
-        third = Protocol3(Channel(found(control, monkeypatch), PATIENCE_SECONDS))
+        third = Protocol3(MpsChannel(found(control, monkeypatch), PATIENCE_SECONDS))
         monkeypatch.setattr("enforce.actuators.mps.protocol3.PROTOCOLS", (Protocol3,))
         with pytest.raises(MpsError):
             connect(third.daemon, PATIENCE_SECONDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +36,7 @@ REASONS: Final[dict[str, str]] = {
     "agent/core/worker.py:Worker.__init__: parameters": "four of them are keyword-only and optional",
     "agent/exporters/status_page/content.py:page: parameters": "all that the page shows; its only caller is the route",
     "agent/exporters/web/schema.py:TlsSection: fields": "the keys of the exporter-toolkit's tls_server_config",
-    "agent/observer.py:Observer: fields": "the parts that observing owns, made in the order in which they need each other",
+    "agent/observer.py:Observer: fields": "the parts that observing owns, made in the order of their needs",
     "agent/pipeline.py:Pipeline: fields": "the parts that a tick goes through, one each",
     "agent/tui/cells.py:graph: parameters": "a drawing: values, scale, size, glyphs, style",
     "agent/tui/container_page.py:container_page: parameters": "a drawing: what is shown, and for which terminal",
@@ -179,6 +180,12 @@ def test_no_circle_leads_through_modules() -> None:
 
 def test_a_circle_is_found() -> None:
     assert on_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text())))
+    defined = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert not [name for name, count in defined.items() if count > 1]
 
 
 def test_what_is_larger_than_it_may_be_has_a_reason() -> None:

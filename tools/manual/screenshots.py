@@ -21,7 +21,7 @@ from typing import Final
 from textual.message_pump import MessagePump
 
 from agent.core.text import UTF8
-from agent.tui.history import Tick
+from agent.tui.history import SnapshotTick
 from agent.tui.listing import View
 from agent.tui.live.app import Setting, Top
 from agent.tui.live.feed import SnapshotReceived
@@ -52,7 +52,7 @@ class Ended:
     def start(self, top: MessagePump) -> None:
         """All of it."""
         *before, last = (self._recording[index] for index in range(len(self._recording)))
-        top.post_message(SnapshotReceived(last, [Tick.of(snapshot) for snapshot in before]))
+        top.post_message(SnapshotReceived(last, [SnapshotTick.of(snapshot) for snapshot in before]))
 
     def seek(self, step: int) -> None:
         """Not here."""

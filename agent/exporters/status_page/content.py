@@ -16,7 +16,7 @@ from typing import Final
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerUsage, DeviceReading, DeviceUuid, EnforcementStatus, Snapshot, Unattributed, Usage
 from agent.core.text import UTF8, count, joined, label, milliseconds, percent, printable, quantile, size
-from agent.exporters.status_page.history import Graph, GraphMetric, Ring, Series, graph
+from agent.exporters.status_page.history import Graph, GraphMetric, GraphSeries, Ring, graph
 
 MOST_ROWS: Final = 200  # of a table: a page of thousands cannot be read
 LONGEST: Final = 160  # characters of a text from outside
@@ -143,9 +143,10 @@ def _device(reading: DeviceReading, snapshot: Snapshot, ring: Ring) -> tuple[Cel
         Cell(label(device)),
         Cell(_text(device.name + (f" {device.mig_profile}" if device.mig_profile else "")), CellKind.NAME),
         _number(
-            percent(reading.sm_activity_ratio, UTF8), _ratio_graph(ring, Series(GraphMetric.SM, device=device.uuid))
+            percent(reading.sm_activity_ratio, UTF8),
+            _ratio_graph(ring, GraphSeries(GraphMetric.SM, device=device.uuid)),
         ),
-        _number(memory, _ratio_graph(ring, Series(GraphMetric.MEMORY, device=device.uuid))),
+        _number(memory, _ratio_graph(ring, GraphSeries(GraphMetric.MEMORY, device=device.uuid))),
         _number(size(reading.pcie_tx_bytes_per_second, UTF8)),
         _number(size(reading.pcie_rx_bytes_per_second, UTF8)),
         _number(UNKNOWN if reading.power_watts is None else f"{reading.power_watts:.0f} W"),
@@ -183,7 +184,7 @@ def _promises(snapshot: Snapshot, ring: Ring) -> Table:
 def _promise(used: ContainerUsage, status: EnforcementStatus, ring: Ring) -> tuple[Cell, ...]:
     left, target = status.slack_ratio, status.target_seconds
     kind = CellKind.DIM if left is None else CellKind.GOOD if left >= 0 else CellKind.BAD
-    points = ring.points(Series(GraphMetric.LATENCY, used.container.key))
+    points = ring.points(GraphSeries(GraphMetric.LATENCY, used.container.key))
     drawn = graph(points, "latency, and its target across", top=None, level=target)
     return (
         _name(used),
@@ -234,7 +235,7 @@ def _use(
 ) -> tuple[Cell, ...]:
     container = used.container
     status = snapshot.enforcement.get(container.key)
-    drawn = _ratio_graph(ring, Series(GraphMetric.SM, container.key, usage.device))
+    drawn = _ratio_graph(ring, GraphSeries(GraphMetric.SM, container.key, usage.device))
     return (
         _name(used),
         Cell(_text(container.runtime)),
@@ -243,7 +244,7 @@ def _use(
         _number(percent(usage.sm_ratio, UTF8, usage.sm_provenance), drawn),
         _number(size(usage.memory_bytes, UTF8)),
         _number(count(usage.launches_per_second, UTF8)),
-        *_stance(status, _ratio_graph(ring, Series(GraphMetric.SHARE, container.key))),
+        *_stance(status, _ratio_graph(ring, GraphSeries(GraphMetric.SHARE, container.key))),
     )
 
 
@@ -303,7 +304,7 @@ def _number(text: str = UNKNOWN, drawn: Graph | None = None) -> Cell:
     return Cell(text, CellKind.NUMBER, drawn)
 
 
-def _ratio_graph(ring: Ring, series: Series) -> Graph | None:
+def _ratio_graph(ring: Ring, series: GraphSeries) -> Graph | None:
     return graph(ring.points(series), f"{series.metric} over time, 0 to 100 %")
 
 

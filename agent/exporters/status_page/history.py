@@ -32,7 +32,7 @@ class GraphMetric(StrEnum):
     SHARE = "share"
 
 
-class Series(NamedTuple):
+class GraphSeries(NamedTuple):
     """One graph: of a device, of a container, or of a container on a device."""
 
     metric: GraphMetric
@@ -49,7 +49,7 @@ class Ring:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._times = array("q", [0]) * SECONDS  # CLOCK_MONOTONIC; 0: none yet
-        self._values: dict[Series, array[float]] = {}
+        self._values: dict[GraphSeries, array[float]] = {}
         self._at = 0
 
     def note(self, snapshot: Snapshot) -> None:
@@ -67,7 +67,7 @@ class Ring:
                 if here(series):
                     self._values.setdefault(series, _empty())[self._at] = value
 
-    def points(self, series: Series) -> list[Point]:
+    def points(self, series: GraphSeries) -> list[Point]:
         """The oldest first; nan where nothing was known."""
         with self._mutex:
             values = self._values.get(series)
@@ -85,28 +85,28 @@ class Ring:
         return min(SECONDS, (max(times) - min(times)) / NS_PER_SECOND) if times else 0.0
 
 
-def _here(snapshot: Snapshot) -> Callable[[Series], bool]:
+def _here(snapshot: Snapshot) -> Callable[[GraphSeries], bool]:
     """Whether what a series is of is there now."""
     containers = {"", *(used.container.key for used in snapshot.containers)}
     devices = {"", *(reading.device.uuid for reading in snapshot.devices)}
     return lambda series: series.container in containers and series.device in devices
 
 
-def _known(snapshot: Snapshot) -> Iterator[tuple[Series, float]]:
+def _known(snapshot: Snapshot) -> Iterator[tuple[GraphSeries, float]]:
     for reading in snapshot.devices:
         if reading.sm_activity_ratio is not None:
-            yield Series(GraphMetric.SM, device=reading.device.uuid), reading.sm_activity_ratio
+            yield GraphSeries(GraphMetric.SM, device=reading.device.uuid), reading.sm_activity_ratio
         if reading.memory_used_ratio is not None:
-            yield Series(GraphMetric.MEMORY, device=reading.device.uuid), reading.memory_used_ratio
+            yield GraphSeries(GraphMetric.MEMORY, device=reading.device.uuid), reading.memory_used_ratio
     for row in snapshot.containers:
         for usage in row.usage:
             if usage.sm_ratio is not None:
-                yield Series(GraphMetric.SM, row.container.key, usage.device), usage.sm_ratio
+                yield GraphSeries(GraphMetric.SM, row.container.key, usage.device), usage.sm_ratio
     for key, status in snapshot.enforcement.items():
         if status.latency_seconds is not None:
-            yield Series(GraphMetric.LATENCY, key), status.latency_seconds
+            yield GraphSeries(GraphMetric.LATENCY, key), status.latency_seconds
         if status.role == "offline" and status.share_ratio is not None:
-            yield Series(GraphMetric.SHARE, key), status.share_ratio
+            yield GraphSeries(GraphMetric.SHARE, key), status.share_ratio
 
 
 def _empty() -> array[float]:

@@ -275,14 +275,14 @@ class UsageRecorder:
         self._pruned_hour = hour
 
 
-class Source(Protocol):
+class TickSource(Protocol):
     """What ticks: the observer."""
 
     listeners: Listeners[Snapshot]
     losses: LossRegistry
 
 
-def keep(source: Source, file: str, days: int, until: ExitStack) -> None:
+def keep(source: TickSource, file: str, days: int, until: ExitStack) -> None:
     """Records every tick of the source. A file that cannot be used is a warning: observing goes on without a ledger."""
     if not 1 <= days <= 36_500:
         raise UsageError(f"--usage-days {days}: give days between 1 and 36500")

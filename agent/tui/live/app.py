@@ -19,7 +19,7 @@ from textual.widgets import Input
 from agent.core.model import Snapshot
 from agent.core.text import Glyphs
 from agent.tui import cells, columns
-from agent.tui.history import AskDecisions, History
+from agent.tui.history import AskDecisions, SnapshotHistory
 from agent.tui.listing import View, found
 from agent.tui.live.feed import Failed, Feed, SnapshotReceived
 from agent.tui.live.screens import Chooser, ContainerScreen, HelpScreen, Prompt
@@ -77,7 +77,7 @@ class Top(App[None]):
         super().__init__(ansi_color=True)
         self.title = "gputop"
         self.setting, self.feed = setting, feed
-        self.history, self.list_options = History(), ListOptions(setting.view)
+        self.history, self.list_options = SnapshotHistory(), ListOptions(setting.view)
         self.drawn = self.history  # as it was when the display was paused
         self.latest: Snapshot | None = None
         self.shown: Snapshot | None = None
@@ -122,7 +122,7 @@ class Top(App[None]):
     def on_snapshot_received(self, message: SnapshotReceived) -> None:
         """Adds it to the history, and shows it unless the display is paused."""
         if message.before is not None:
-            self.history = History(message.before)
+            self.history = SnapshotHistory(message.before)
         self.history.add(message.snapshot)
         self.latest, self.place, self.failure = message.snapshot, message.place, ""
         if not self.paused or self.setting.replaying:

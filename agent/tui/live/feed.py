@@ -19,7 +19,7 @@ from textual.message_pump import MessagePump
 from agent.core.errors import WardenError
 from agent.core.model import Snapshot
 from agent.core.worker import Worker
-from agent.tui.history import KEPT_NS, Tick
+from agent.tui.history import KEPT_NS, SnapshotTick
 from agent.tui.plain import Stopped
 from agent.tui.recording import Recording, Source
 
@@ -29,7 +29,9 @@ MOST_REPLAYED: Final = 600  # ticks of the minute before the one that is sought
 class SnapshotReceived(Message):
     """A new snapshot. `before`: the history begins anew, with these; None: it goes on."""
 
-    def __init__(self, snapshot: Snapshot, before: Sequence[Tick] | None = None, place: str | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, before: Sequence[SnapshotTick] | None = None, place: str | None = None
+    ) -> None:
         super().__init__()
         self.snapshot, self.before, self.place = snapshot, before, place
 
@@ -106,7 +108,7 @@ class ReplayFeed:
 
     def __init__(self, recording: Recording, narrow: Callable[[Snapshot], Snapshot], interval: float) -> None:
         self._recording, self._narrow, self._interval = recording, narrow, interval
-        self._tick = lru_cache(MOST_REPLAYED)(lambda index: Tick.of(self._snapshot(index)))
+        self._tick = lru_cache(MOST_REPLAYED)(lambda index: SnapshotTick.of(self._snapshot(index)))
         self._index, self._playing = 0, True
         self._top: MessagePump | None = None
 
@@ -138,9 +140,9 @@ class ReplayFeed:
         if self._playing and self._index < len(self._recording) - 1:
             self.seek(1)
 
-    def _minute(self, index: int, at_ns: int) -> list[Tick]:
+    def _minute(self, index: int, at_ns: int) -> list[SnapshotTick]:
         """Those before this tick that its graphs are made of, as far back as they can be read."""
-        found: list[Tick] = []
+        found: list[SnapshotTick] = []
         for before in range(index - 1, max(-1, index - MOST_REPLAYED), -1):
             try:
                 tick = self._tick(before)

@@ -24,7 +24,7 @@ from agent.core.model import ContainerKey, Snapshot
 from agent.tui import screen
 from agent.tui.columns import Column
 from agent.tui.container_page import container_page
-from agent.tui.history import AskDecisions, DecisionBlock, History, observed_changes
+from agent.tui.history import AskDecisions, DecisionBlock, SnapshotHistory, observed_changes
 from agent.tui.live.widgets import Lines, Page, Ticks
 
 ASK_SECONDS: Final = 5.0
@@ -34,7 +34,7 @@ class Display(Protocol):
     """What a page over the list shows of the live view: the snapshot on display, and the history up to it."""
 
     shown: Snapshot | None
-    drawn: History
+    drawn: SnapshotHistory
     paused: bool
 
     @property

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.host import OVERDUE, Host
-from enforce.actuators.mps.channel import TIMEOUT_SECONDS, Channel, CommandAnswer
+from enforce.actuators.mps.channel import TIMEOUT_SECONDS, CommandAnswer, MpsChannel
 from enforce.actuators.mps.model import MpsTimeoutError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plain(Channel):
+class Plain(MpsChannel):
     """To a daemon that we have started. `extra`: the environment that leads to it."""
 
     host: Host

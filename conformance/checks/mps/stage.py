@@ -21,7 +21,7 @@ from conformance.report.model import Figure, Row, Verdict
 from tools.harness.wait import until
 
 if TYPE_CHECKING:
-    from enforce.actuators.mps.channel import Channel, CommandAnswer
+    from enforce.actuators.mps.channel import CommandAnswer, MpsChannel
     from enforce.actuators.mps.model import Daemon, MpsControl, MpsServer
 
 NAME: Final = "mps"
@@ -65,7 +65,7 @@ class Stage:
         first = min(processes, key=lambda one: one.started)
         return Daemon(ProcessId(first.pid, first.started), str(self.pipes), str(self.host.mps_control()))
 
-    def channel(self) -> Channel:
+    def channel(self) -> MpsChannel:
         """A channel to the daemon's control socket or pipe. Unavailable."""
         from conformance.checks.mps.plain import Plain
 

@@ -17,7 +17,7 @@ from agent.node.instructions import EntryInstruction, places
 from agent.probes.abi import U32, U64
 from agent.probes.attachment import ProbedFunction
 from agent.probes.libbpf import Map, load_uprobes
-from agent.probes.symbols import SYMBOLS, Role, Symbol
+from agent.probes.symbols import SYMBOLS, Symbol, SymbolRole
 from tools.harness.uprobes import attached
 
 MOST: Final = 4096  # places: hits.bpf.c
@@ -34,7 +34,7 @@ _HARMLESS: Final = re.compile(
 _RESIZING: Final = re.compile(r"cuGraph\w*NodeSetParams")  # as many nodes, perhaps of other sizes
 _RECOUNTING: Final = re.compile(r"cuGraphNodeSetEnabled|cuGraphDestroyNode|cuGraphConditionalHandleCreate")
 _SYMBOLS: Final[Mapping[str, Symbol]] = {symbol.name: symbol for symbol in SYMBOLS}
-_COPIES: Final = (Role.COPY, Role.COPY_LATE, Role.COPY_WAIT, Role.PREFETCHES)
+_COPIES: Final = (SymbolRole.COPY, SymbolRole.COPY_LATE, SymbolRole.COPY_WAIT, SymbolRole.PREFETCHES)
 KINDS: Final = ("launches", "graph launches", "copies", "memsets", "allocations", "frees", "waits")
 
 
@@ -43,11 +43,11 @@ def kind_of(name: str) -> str | None:
     symbol = _SYMBOLS.get(name)
     if symbol is None:
         return None
-    if symbol.role in (Role.LAUNCH, Role.LAUNCH_MANY):
+    if symbol.role in (SymbolRole.LAUNCH, SymbolRole.LAUNCH_MANY):
         return "graph launches" if name.startswith("cuGraphLaunch") else "launches"
     if symbol.role in _COPIES:
         return "memsets" if name.startswith("cuMemset") else "copies"
-    kinds = {Role.ALLOC: "allocations", Role.FREE: "frees", Role.WAIT: "waits"}
+    kinds = {SymbolRole.ALLOC: "allocations", SymbolRole.FREE: "frees", SymbolRole.WAIT: "waits"}
     return kinds.get(symbol.role)
 
 

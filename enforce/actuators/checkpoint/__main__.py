@@ -26,10 +26,10 @@ from enforce.actuators.checkpoint import transitions
 from enforce.actuators.checkpoint.driver import (
     AnswerKind,
     Cuda,
-    DeviceMemory,
     Driver,
     HelperAnswer,
     Needs,
+    NvmlMemory,
     RoomChecked,
     nvml_beside,
 )
@@ -89,7 +89,7 @@ def _answer(options: argparse.Namespace) -> HelperAnswer:
 
 def _act_on(pidfd: Pidfd, procfs: Procfs, options: argparse.Namespace) -> HelperAnswer:
     library = _library(options.library)
-    memory = DeviceMemory(lambda: nvml_beside(library))
+    memory = NvmlMemory(lambda: nvml_beside(library))
     driver = RoomChecked(Cuda(library), memory, options.needs)
     if options.act not in ("state", "held"):
         reason = wait_until_running(pidfd.process.tgid, procfs, options.timeout_ms / 1e3)

@@ -61,7 +61,7 @@ Needs = Mapping[str, int]  # device UUID → bytes
 T = TypeVar("T")
 
 
-class State(IntEnum):
+class CheckpointState(IntEnum):
     """CUprocessState."""
 
     RUNNING = 0
@@ -90,7 +90,7 @@ class RefusedError(CallError):
 class Driver(Protocol):
     """What the transitions need. Every call may block, and may raise CallError."""
 
-    def state(self, tgid: int) -> State:
+    def state(self, tgid: int) -> CheckpointState:
         """The state of the process now."""
         ...
 
@@ -130,10 +130,10 @@ class Cuda:
         if not all(hasattr(self._library, PREFIX + call) for call in CALLS):
             raise SetupError(f"{path} has no {PREFIX}…: driver R570 or newer is needed")
 
-    def state(self, tgid: int) -> State:
+    def state(self, tgid: int) -> CheckpointState:
         found = ctypes.c_int(-1)
         self._call("GetState", tgid, ctypes.byref(found))
-        return State(found.value)
+        return CheckpointState(found.value)
 
     def lock(self, tgid: int, limit_ms: int) -> None:
         self._call("Lock", tgid, ctypes.byref(_LockArguments(timeout_ms=limit_ms)))
@@ -154,7 +154,7 @@ class Cuda:
             raise CallError(call, code)
 
 
-class DeviceMemory:
+class NvmlMemory:
     """What processes hold on the devices, and what is free there, by NVML. SetupError when NVML does not say."""
 
     def __init__(self, start: Callable[[], Nvml]) -> None:
@@ -225,7 +225,7 @@ def nvml_beside(library: str) -> Nvml:
 class RoomChecked:
     """A driver that never restores without room, nor saves a process that by then has more than `needs`."""
 
-    def __init__(self, driver: Driver, memory: DeviceMemory, needs: Needs | None) -> None:
+    def __init__(self, driver: Driver, memory: NvmlMemory, needs: Needs | None) -> None:
         self._driver, self._memory, self._needs = driver, memory, needs
         self.state, self.lock, self.unlock = driver.state, driver.lock, driver.unlock
 
@@ -292,8 +292,8 @@ class HelperAnswer:
     """
 
     kind: AnswerKind
-    before: State | None = None
-    after: State | None = None
+    before: CheckpointState | None = None
+    after: CheckpointState | None = None
     error: str | None = None
     held: Needs | None = None
 
@@ -313,7 +313,9 @@ def parse_answer(line: str) -> HelperAnswer:
     try:
         record = json.loads(line)
         kind, error = AnswerKind(record["kind"]), record.get("error")
-        before, after = (State[record[name].upper()] if name in record else None for name in ("before", "after"))
+        before, after = (
+            CheckpointState[record[name].upper()] if name in record else None for name in ("before", "after")
+        )
         held = {str(uuid): int(used) for uuid, used in record["held"].items()} if "held" in record else None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return HelperAnswer(

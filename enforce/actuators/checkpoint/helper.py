@@ -29,7 +29,7 @@ from agent.core.errors import GoneError, ProbeError, SetupError, WardenError
 from agent.core.model import ProcessId
 from agent.node.pidfd import check_identity
 from agent.node.procfs import Procfs
-from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, HelperAnswer, State, parse_answer
+from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, CheckpointState, HelperAnswer, parse_answer
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
 LOCK_LIMIT_MS = 2000  # how long a lock may wait for the work to drain; nothing new is launched meanwhile
@@ -170,7 +170,7 @@ def release_process(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
         return _OVER[answer.kind]
     if answer.kind is not AnswerKind.DONE:
         raise CheckpointError(answer.error or str(answer.kind))
-    return UndoOutcome.RUNNING if answer.before is State.RUNNING else UndoOutcome.RESUMED
+    return UndoOutcome.RUNNING if answer.before is CheckpointState.RUNNING else UndoOutcome.RESUMED
 
 
 def _settle_ms(intended_wall_ns: int, now_wall_ns: int) -> int:

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from agent.core.errors import GoneError, SetupError
 from agent.core.model import ContainerKey, ProcessId
 from agent.node.procfs import Procfs
-from enforce.actuators.checkpoint.driver import AnswerKind, HelperAnswer, State
+from enforce.actuators.checkpoint.driver import AnswerKind, CheckpointState, HelperAnswer
 from enforce.actuators.checkpoint.helper import (
     CheckpointError,
     DriverLibrary,
@@ -87,13 +87,13 @@ class Checkpoints:
                 continue
             if found.kind is not AnswerKind.DONE:
                 raise CheckpointError(f"process {process.tgid}: {found.error or found.kind}")
-            if found.after is not State.RUNNING and process not in ours:
+            if found.after is not CheckpointState.RUNNING and process not in ours:
                 state = found.after.name if found.after else "?"
                 raise CheckpointError(f"process {process.tgid} is {state} already, by another program: left alone")
             self._about_to_act(process, found.after)
             entry = LedgerEntry.of(act, process, subject.container.key, self.wall_ns(), library)
             held = None if found.held is None else tuple(sorted(found.held.items()))
-            if found.after is State.CHECKPOINTED:
+            if found.after is CheckpointState.CHECKPOINTED:
                 held = ours[process].device_bytes  # NVML lists it no more
             entries.append(replace(entry, device_bytes=held))
         return entries
@@ -143,9 +143,9 @@ class Checkpoints:
         entries = self.ledger.outstanding() if self.ledger is not None else ()
         return any(entry.act == "freeze" and entry.container == container for entry in entries)
 
-    def _about_to_act(self, process: ProcessId, found: State | None) -> None:
+    def _about_to_act(self, process: ProcessId, found: CheckpointState | None) -> None:
         self._mine = {one for one in self._mine if self.procfs.is_alive(one)}
-        if found is State.RUNNING:
+        if found is CheckpointState.RUNNING:
             self._mine.discard(process)
         else:
             self._mine.add(process)

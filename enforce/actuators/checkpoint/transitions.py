@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint import driver as codes
-from enforce.actuators.checkpoint.driver import AnswerKind, CallError, Driver, HelperAnswer, State
+from enforce.actuators.checkpoint.driver import AnswerKind, CallError, CheckpointState, Driver, HelperAnswer
 
 _MAX_STEPS = 16  # of one release: two are the rule; more only while others act too
 _LOOK_AGAIN_SECONDS = 0.02
@@ -47,28 +47,28 @@ def swap_out(driver: Driver, tgid: int, limit_ms: int, ours: bool = False) -> He
 
     def act() -> HelperAnswer:
         locked = _lock(driver, tgid, limit_ms, ours)
-        if locked.kind is not AnswerKind.DONE or locked.after is State.CHECKPOINTED:
+        if locked.kind is not AnswerKind.DONE or locked.after is CheckpointState.CHECKPOINTED:
             return locked
         try:
             driver.checkpoint(tgid)
         except CallError:
-            if locked.before is State.RUNNING:
+            if locked.before is CheckpointState.RUNNING:
                 with suppress(CallError):  # then it is FAILED, which undoing from the ledger reports
                     driver.unlock(tgid)
             raise
-        return HelperAnswer(AnswerKind.DONE, locked.before, State.CHECKPOINTED)
+        return HelperAnswer(AnswerKind.DONE, locked.before, CheckpointState.CHECKPOINTED)
 
     return _guarded(act)
 
 
 def swap_in(driver: Driver, tgid: int) -> HelperAnswer:
     """CHECKPOINTED → LOCKED."""
-    return _guarded(lambda: _step(driver, tgid, State.CHECKPOINTED, driver.restore, State.LOCKED))
+    return _guarded(lambda: _step(driver, tgid, CheckpointState.CHECKPOINTED, driver.restore, CheckpointState.LOCKED))
 
 
 def unlock(driver: Driver, tgid: int) -> HelperAnswer:
     """LOCKED → RUNNING."""
-    return _guarded(lambda: _step(driver, tgid, State.LOCKED, driver.unlock, State.RUNNING))
+    return _guarded(lambda: _step(driver, tgid, CheckpointState.LOCKED, driver.unlock, CheckpointState.RUNNING))
 
 
 def release(
@@ -87,18 +87,18 @@ def _release(
 ) -> HelperAnswer:
     first = found = driver.state(tgid)
     for _ in range(_MAX_STEPS):
-        while found is State.RUNNING and first is State.RUNNING and clock() < settled_at:
+        while found is CheckpointState.RUNNING and first is CheckpointState.RUNNING and clock() < settled_at:
             sleep(_LOOK_AGAIN_SECONDS)
             found = driver.state(tgid)
-        if found is State.RUNNING:
-            return HelperAnswer(AnswerKind.DONE, first, State.RUNNING)
-        first = found if first is State.RUNNING else first
-        if found is State.FAILED:
+        if found is CheckpointState.RUNNING:
+            return HelperAnswer(AnswerKind.DONE, first, CheckpointState.RUNNING)
+        first = found if first is CheckpointState.RUNNING else first
+        if found is CheckpointState.FAILED:
             return HelperAnswer(
                 AnswerKind.FAILED, first, found, "its checkpoint failed inside the driver: only ending it is left"
             )
         try:
-            if found is State.CHECKPOINTED:
+            if found is CheckpointState.CHECKPOINTED:
                 driver.restore(tgid)
             else:
                 driver.unlock(tgid)
@@ -116,17 +116,19 @@ def _unchanged(driver: Driver, tgid: int) -> HelperAnswer:
 
 def _lock(driver: Driver, tgid: int, limit_ms: int, ours: bool) -> HelperAnswer:
     before = driver.state(tgid)
-    if before is State.RUNNING:
+    if before is CheckpointState.RUNNING:
         driver.lock(tgid, limit_ms)
-        return HelperAnswer(AnswerKind.DONE, before, State.LOCKED)
-    if ours and before is not State.FAILED:
+        return HelperAnswer(AnswerKind.DONE, before, CheckpointState.LOCKED)
+    if ours and before is not CheckpointState.FAILED:
         return HelperAnswer(AnswerKind.DONE, before, before)
     return HelperAnswer(
         AnswerKind.FOREIGN, before, before, f"it is {before.name} already, by another program: left alone"
     )
 
 
-def _step(driver: Driver, tgid: int, wanted: State, call: Callable[[int], None], after: State) -> HelperAnswer:
+def _step(
+    driver: Driver, tgid: int, wanted: CheckpointState, call: Callable[[int], None], after: CheckpointState
+) -> HelperAnswer:
     before = driver.state(tgid)
     if before is not wanted:
         return HelperAnswer(AnswerKind.FOREIGN, before, before, f"it is {before.name}, not {wanted.name}")

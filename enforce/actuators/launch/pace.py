@@ -45,7 +45,7 @@ from enforce.policy.model import Pcie
 _PPM = 1_000_000
 
 
-class Pace:
+class PaceRules:
     """Owns the map `rules`. `control` is shared with the kernel, whose threads keep their rules until it changes."""
 
     name = "pace"

@@ -118,7 +118,7 @@ class CommandAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class MpsChannel:
     """Commands to one daemon."""
 
     daemon: Daemon

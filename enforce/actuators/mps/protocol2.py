@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.core.model import DeviceUuid
-from enforce.actuators.mps.channel import Channel
+from enforce.actuators.mps.channel import MpsChannel
 from enforce.actuators.mps.model import Daemon, MpsClient, MpsError, MpsServer, MpsSetting, Scope, UnknownProtocolError
 
 _PERCENTAGE = re.compile(r"^[0-9]{1,3}(\.[0-9]{1,18})?$")
@@ -35,7 +35,7 @@ _UNKNOWN = ("unknown command", "invalid command", "unrecognized command", "usage
 class Protocol2:
     """A daemon that answered in it."""
 
-    channel: Channel
+    channel: MpsChannel
     protocol: int = 2
 
     @property

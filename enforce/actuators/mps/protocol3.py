@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from agent.core.model import DeviceUuid
-from enforce.actuators.mps.channel import TIMEOUT_SECONDS, Channel
+from enforce.actuators.mps.channel import TIMEOUT_SECONDS, MpsChannel
 from enforce.actuators.mps.model import (
     Daemon,
     MpsClient,
@@ -38,7 +38,7 @@ _DEFAULT = "default"  # every server's own namespace
 class Protocol3:
     """A daemon that answered in it."""
 
-    channel: Channel
+    channel: MpsChannel
     protocol: int = 3
 
     @property
@@ -154,10 +154,10 @@ PROTOCOLS: tuple[type[Protocol2] | type[Protocol3], ...] = (Protocol2, Protocol3
 
 def connect(daemon: Daemon, timeout_seconds: float = TIMEOUT_SECONDS) -> MpsControl:
     """MpsError when the daemon knows none of the protocols: its answer to the first."""
-    return connect_over(Channel(daemon, timeout_seconds))
+    return connect_over(MpsChannel(daemon, timeout_seconds))
 
 
-def connect_over(channel: Channel) -> MpsControl:
+def connect_over(channel: MpsChannel) -> MpsControl:
     """The same, over a channel to the daemon."""
     first: MpsError | None = None
     for protocol in PROTOCOLS:

@@ -95,7 +95,7 @@ class Misses:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class HeadroomState:
     """The two levers, and when each may move again. Times are of the decisions; None: does not hold now.
 
     Levers and times are the same for both quantiles of an SLO, as both see what one of them had done.
@@ -133,11 +133,11 @@ class Headroom:
         """The shortest queue."""
         return min(MIN_QUEUED_NS, self.top_queued_ns)
 
-    def start(self) -> State:
+    def start(self) -> HeadroomState:
         """Everything allowed, with a short queue: protection before the first reading."""
-        return State(1.0, min(START_QUEUED_NS, self.top_queued_ns))
+        return HeadroomState(1.0, min(START_QUEUED_NS, self.top_queued_ns))
 
-    def step(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
+    def step(self, state: HeadroomState, online: OnlineOn, now_ns: int) -> tuple[HeadroomState, Share]:
         """One decision: of an SLO with two quantiles the stricter one's, each judged by itself."""
         first, *second = online.by_quantile()
         one, share = self._decide(state, first, now_ns)
@@ -148,7 +148,7 @@ class Headroom:
         binding = [each for each in judged if not _is_given_up(each[0], each[2], now_ns)] or judged
         return _stricter(binding, replace(one, also=other.misses))
 
-    def _decide(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
+    def _decide(self, state: HeadroomState, online: OnlineOn, now_ns: int) -> tuple[HeadroomState, Share]:
         reading, slo = online.reading, online.slo
         if reading is None:
             return self._without_data(state, now_ns)
@@ -174,8 +174,8 @@ class Headroom:
         return self._keep(state, online, recent, now_ns, elapsed_ns)
 
     def _keep(
-        self, state: State, online: OnlineOn, recent_ns: float, now_ns: int, elapsed_ns: int
-    ) -> tuple[State, Share]:
+        self, state: HeadroomState, online: OnlineOn, recent_ns: float, now_ns: int, elapsed_ns: int
+    ) -> tuple[HeadroomState, Share]:
         """The target is kept, so far."""
         slo, whole = online.slo, online.reading.latency_ns if online.reading else None
         if now_ns < state.trimmed_until_ns:
@@ -192,14 +192,16 @@ class Headroom:
             return self._answer(state, f"slack {slack:.0%}, but the online side keeps the device busy: no growth")
         return self._grow(state, now_ns, slack, min(slack * (1 - busy), MOST_OF_TARGET) * slo.target_ns, elapsed_ns)
 
-    def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
+    def _without_data(self, state: HeadroomState, now_ns: int) -> tuple[HeadroomState, Share]:
         """Hold, then release: an online side without requests has nothing to protect, but may come back."""
         if state.last_reading_ns is not None and now_ns - state.last_reading_ns < self.no_data_hold_ns:
             return self._answer(replace(state, at_ns=now_ns), "no reading: holding")
         start = self.start()
         return start, Share(start.ratio, int(start.max_queued_ns), "no online requests: released")
 
-    def _step_down(self, state: State, now_ns: int, low_ns: float, slack: float, certain: bool) -> tuple[State, Share]:
+    def _step_down(
+        self, state: HeadroomState, now_ns: int, low_ns: float, slack: float, certain: bool
+    ) -> tuple[HeadroomState, Share]:
         remembers_ns = state.remembers_ns
         held = replace(state, hold_until_ns=now_ns + remembers_ns, grow_share_ns=now_ns + 2 * remembers_ns)
         missed = f"target missed by {-slack:.0%}"
@@ -218,7 +220,9 @@ class Headroom:
             return self._answer(replace(held, ratio=ratio, misses=misses), f"{missed}: smaller share")
         return self._at_floor(held, miss, now_ns, low_ns, missed)
 
-    def _at_floor(self, state: State, miss: Miss, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
+    def _at_floor(
+        self, state: HeadroomState, miss: Miss, now_ns: int, low_ns: float, missed: str
+    ) -> tuple[HeadroomState, Share]:
         since = miss.floor_since_ns if miss.floor_since_ns is not None else now_ns
         state = replace(state, misses=replace(state.misses, miss=replace(miss, floor_since_ns=since)))
         if now_ns - since < max(FUTILE_NS, 3 * state.remembers_ns) or low_ns < HELPED * miss.latency_ns:
@@ -228,20 +232,20 @@ class Headroom:
         state = replace(self.start(), at_ns=now_ns, last_reading_ns=now_ns, misses=Misses(give_up=give_up))
         return self._answer(state, f"{missed}: slowing does not help, given back for {backoff_ns / 1e9:.0f} s")
 
-    def _is_exhausted(self, state: State, now_ns: int) -> bool:
+    def _is_exhausted(self, state: HeadroomState, now_ns: int) -> bool:
         lasting_ns = max(EXHAUSTED_NS, state.remembers_ns)
         miss = state.misses.miss
         floor_since_ns = miss.floor_since_ns if miss else None
         return floor_since_ns is not None and now_ns - floor_since_ns >= lasting_ns
 
-    def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
+    def _trim(self, state: HeadroomState, now_ns: int, slack: float) -> tuple[HeadroomState, Share]:
         queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_TRIM)
         trimmed = replace(state, max_queued_ns=queued, trimmed_until_ns=now_ns + state.remembers_ns // 4)
         return self._answer(trimmed, f"slack {slack:.1%}: a shorter queue")
 
     def _grow(
-        self, state: State, now_ns: int, slack: float, spendable_ns: float, elapsed_ns: int
-    ) -> tuple[State, Share]:
+        self, state: HeadroomState, now_ns: int, slack: float, spendable_ns: float, elapsed_ns: int
+    ) -> tuple[HeadroomState, Share]:
         if state.ratio < 1.0:
             if now_ns < state.grow_share_ns:
                 return self._answer(state, f"slack {slack:.0%}: waiting to grow")
@@ -263,7 +267,7 @@ class Headroom:
         longer = replace(state, max_queued_ns=min(most_ns, grown_ns), misses=replace(misses, ceiling=Ceiling()))
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
-    def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
+    def _answer(self, state: HeadroomState, reason: str, exhausted: bool = False) -> tuple[HeadroomState, Share]:
         soft = state.max_queued_ns >= (HARD_QUEUED_NS if state.soft else SOFT_QUEUED_NS)
         return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
 
@@ -281,7 +285,7 @@ def _low_ns(reading: Reading) -> float | None:
     return reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
 
 
-def _is_given_up(state: State, online: OnlineOn, now_ns: int) -> bool:
+def _is_given_up(state: HeadroomState, online: OnlineOn, now_ns: int) -> bool:
     """Whether the quantile is missed, and slowing did not help that: then it binds nothing."""
     low = _low_ns(online.reading) if online.reading is not None else None
     if low is None or low <= online.slo.target_ns:
@@ -289,7 +293,9 @@ def _is_given_up(state: State, online: OnlineOn, now_ns: int) -> bool:
     return now_ns < state.misses.give_up.until_ns and low <= WORSE * state.misses.give_up.latency_ns
 
 
-def _stricter(binding: Sequence[tuple[State, Share, OnlineOn]], state: State) -> tuple[State, Share]:
+def _stricter(
+    binding: Sequence[tuple[HeadroomState, Share, OnlineOn]], state: HeadroomState
+) -> tuple[HeadroomState, Share]:
     """The least that the binding quantiles leave to offline work, and the latest of their times."""
     states = [one for one, _, _ in binding]
     state = replace(
@@ -306,7 +312,7 @@ def _stricter(binding: Sequence[tuple[State, Share, OnlineOn]], state: State) ->
     return state, replace(share, quantile=online.slo.quantile)
 
 
-def _strictness(judged: tuple[State, Share, OnlineOn]) -> tuple[float, ...]:
+def _strictness(judged: tuple[HeadroomState, Share, OnlineOn]) -> tuple[float, ...]:
     """Less is stricter; of two that leave the same, the one nearer to its target, or further beyond it."""
     _, share, online = judged
     low = _low_ns(online.reading) if online.reading is not None else None

@@ -27,7 +27,7 @@ WARM_SAMPLES = 15  # before idleness counts
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TgsState:
     """What the published code keeps between samples. `limit` is blocks per WINDOW_NS; rates are blocks per RATE_NS."""
 
     sampled_ns: int | None = None
@@ -60,11 +60,11 @@ class Tgs:
         """TGS knows neither floor nor target; the floor is kept by the actuator all the same."""
         return cls(tuning.tgs_sample_ns)
 
-    def start(self) -> State:
+    def start(self) -> TgsState:
         """The production job has just arrived: nothing is let through while it is profiled."""
-        return State()
+        return TgsState()
 
-    def step(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
+    def step(self, state: TgsState, online: OnlineOn, now_ns: int) -> tuple[TgsState, Share]:
         """One decision; the state changes once a sample."""
         if online.blocks_total is None:
             return state, Share(1.0, 0, "the online side's launches are not known: not limited", blocks=int(UNLIMITED))
@@ -77,7 +77,7 @@ class Tgs:
         return state, _share(state)
 
 
-def _share(state: State) -> Share:
+def _share(state: TgsState) -> Share:
     if state.limit >= UNLIMITED:
         return Share(1.0, 0, "tgs: production is idle, or not disturbed: not limited", blocks=int(UNLIMITED))
     what = "profiling" if state.controlled == 0 else "slow start" if state.slow_start else "congestion avoidance"
@@ -85,7 +85,7 @@ def _share(state: State) -> Share:
     return Share(0.0, 0, f"tgs: {what}, {blocks} blocks in 50 ms", blocks=blocks)
 
 
-def _sampled(state: State, rate: float) -> State:
+def _sampled(state: TgsState, rate: float) -> TgsState:
     peak = max((a + b) / 2 for a, b in zip(state.rates, state.rates[1:], strict=False))
     off = (peak - state.most) / state.most if state.most else float("inf")
     state = replace(state, rates=(rate, *state.rates[:-1]))
@@ -98,7 +98,7 @@ def _sampled(state: State, rate: float) -> State:
     return _controlled(replace(state, controlled=state.controlled + 1), rate)
 
 
-def _profiled(state: State, peak: float, off: float) -> State:
+def _profiled(state: TgsState, peak: float, off: float) -> TgsState:
     taken = replace(state, profiled=state.profiled + 1)
     if abs(off) <= 0.05:
         most = max(state.most, peak)
@@ -110,7 +110,7 @@ def _adjusted(most: float, peak: float, off: float) -> float:
     return max(most, peak * 0.975) if off > 0 else min(most, peak * 1.025)
 
 
-def _controlled(state: State, rate: float) -> State:
+def _controlled(state: TgsState, rate: float) -> TgsState:
     fresh = replace(state, limit=INITIAL_LIMIT, slow_start=True)
     if state.controlled == 1:
         return fresh
@@ -122,7 +122,7 @@ def _controlled(state: State, rate: float) -> State:
     return _limited(state, rate)
 
 
-def _limited(state: State, rate: float) -> State:
+def _limited(state: TgsState, rate: float) -> TgsState:
     delta = abs(rate - state.most) / state.most if state.most else float("inf")
     limit, slow_start, falling = state.limit, state.slow_start, state.falling
     if slow_start and delta <= THRESHOLD:

@@ -20,14 +20,14 @@ from agent.exporters.usage.query import By
 from agent.exporters.usage.query import read as read_usage
 from agent.node.http_client import FetchError
 from enforce.actuators.freezer.cgroup import FreezerCgroup
-from enforce.actuators.mps.channel import MAX_OUTPUT_BYTES, Channel, CommandAnswer
+from enforce.actuators.mps.channel import MAX_OUTPUT_BYTES, CommandAnswer, MpsChannel
 from enforce.actuators.mps.model import Daemon, MpsControl, MpsError
 from enforce.actuators.mps.protocol3 import connect_over
 from enforce.actuators.mps.restore import from_place
 from enforce.audit import log_reader
 from enforce.ledger.entries import MAX_LINE_BYTES, Replay, intend_line
 from enforce.policy.model import PrometheusSource, Slo
-from enforce.signals.prometheus import History
+from enforce.signals.prometheus import LatencyHistory
 from enforce.signals.scraper import Scrape, histograms
 from gpuwarden import explain, report
 from tests.fuzz.target import SEPARATOR, Target, answers, require
@@ -38,7 +38,7 @@ _NOW_NS: Final = 1_800_000_000_000_000_000
 _HOUR_S: Final = 1_800_000_000
 
 
-class _StubChannel(Channel):
+class _StubChannel(MpsChannel):
     """A daemon that answers with the parts of an input, those that begin with "!" as failures."""
 
     __slots__ = ("_following", "_left")
@@ -103,7 +103,7 @@ _SLO: Final = Slo("prometheus", 0.99, 50_000_000, 60 * NS_PER_SECOND, 1, _SOURCE
 
 def exposition(data: bytes) -> None:
     """A tenant's pages of metrics, one after the other: a latency, no page of which costs more than it may."""
-    history = History(_SLO, _SOURCE.unit_ns)
+    history = LatencyHistory(_SLO, _SOURCE.unit_ns)
     for index, page in enumerate(data.split(SEPARATOR)[:4]):
         at_ns = (index + 1) * NS_PER_SECOND
         try:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from agent.containers.cri import Containerd, Cri
-from agent.containers.grpc_channel import Channel
+from agent.containers.grpc_channel import GrpcChannel
 from agent.containers.identity import Names, applied, bounded
 from agent.containers.kubelet import PodResources, holders
-from agent.containers.runtimes import Engine, Source
+from agent.containers.runtimes import Engine, NameSource
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import SourceError
 from agent.core.model import Container, ContainerKey
@@ -41,7 +41,7 @@ class _Stub:
         """Nothing is open."""
 
 
-class _StubChannel(Channel):
+class _StubChannel(GrpcChannel):
     """The product's channel over such a one."""
 
     def __init__(self, data: bytes) -> None:
@@ -122,7 +122,7 @@ def _deadline_ns() -> int:
     return monotonic_ns() + 60 * NS_PER_SECOND
 
 
-def _look_up(source: Source) -> None:
+def _look_up(source: NameSource) -> None:
     """As the naming thread does, to what is exported."""
     with suppress(SourceError):
         names = source.look_up(_CONTAINER, _deadline_ns())

@@ -10,7 +10,7 @@ from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.model import ContainerKey
 from agent.probes.abi import ROLE_OFFLINE, RULE_PACE, ProcessKey, Rule
 from agent.probes.libcuda import LibcudaProbes
-from enforce.actuators.launch.pace import Pace
+from enforce.actuators.launch.pace import PaceRules
 from enforce.model import Level, Target
 from tests.support.programs.driver import Driver, launched
 from tools.harness.wait import until
@@ -22,7 +22,7 @@ LAUNCH_NS = 1000
 def charged_ns(probes: LibcudaProbes, driver: Driver, idle_ms: int, *, by_agent: bool, number: int) -> tuple[int, int]:
     """What the launch after the rule was charged, and how long after the one before it came, at most."""
     control = probes.map("controls").share(1)[0]
-    pace = Pace(probes.map("rules"), control)
+    pace = PaceRules(probes.map("rules"), control)
     control.rules = number
     with driver.start(LAUNCH, f"idle:{idle_ms}", LAUNCH) as driven:
         key, began_ns = ProcessKey.of(driven.process), monotonic_ns()
@@ -50,7 +50,7 @@ def test_what_the_agent_writes_is_the_rule_of_the_next_launch(
 def test_rules_of_the_agents_next_policy_have_numbers_of_their_own(own_probes: LibcudaProbes) -> None:
     control, seen = own_probes.map("controls").share(1)[0], []
     for _ in range(3):
-        Pace(own_probes.map("rules"), control)
+        PaceRules(own_probes.map("rules"), control)
         seen.append(int(control.rules))
     assert len(set(seen)) == 3
 

@@ -18,7 +18,7 @@ from agent.core.model import ProcessId
 from agent.node import preflight
 from agent.node.procfs import Procfs
 from agent.probes.libcuda import LibcudaProbes
-from agent.probes.symbols import SYMBOLS, Role
+from agent.probes.symbols import SYMBOLS, SymbolRole
 from tests.support.programs.driver import Driver, Memory, copied, lost, memory
 from tools.harness.node import BUILD
 
@@ -230,7 +230,7 @@ def test_copies_and_sets_that_are_any_node_of_a_graph_are_counted_at_each_launch
 
 
 def test_an_address_that_is_given_out_again_is_live_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = tuple(symbol for symbol in SYMBOLS if symbol.role is not Role.FREE)
+    seen = tuple(symbol for symbol in SYMBOLS if symbol.role is not SymbolRole.FREE)
     monkeypatch.setattr("agent.probes.libcuda.SYMBOLS", seen)  # as if it were freed by an unknown call
     with LibcudaProbes(preflight.bpf_object(), Procfs()) as blind:
         blind.ensure(str(driver.libcuda))

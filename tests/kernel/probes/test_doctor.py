@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.probes.symbols import SYMBOLS, Role
+from agent.probes.symbols import SYMBOLS, SymbolRole
 from tools.harness.node import Node
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +54,7 @@ def test_each_library_is_listed_with_what_is_attached_what_it_lacks_and_what_is_
     assert "Simulated H200" in output
     whole = of(Path(node.environment["LD_LIBRARY_PATH"]) / "libcuda.so.1", output)
     assert f"{len(SYMBOLS)} of {len(SYMBOLS)} symbols" in whole
-    for role in Role:
+    for role in SymbolRole:
         count = sum(symbol.role is role for symbol in SYMBOLS)
         assert f"{role} {count}/{count}" in whole
     assert "not in this library" not in whole

@@ -17,7 +17,7 @@ import pytest
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
 from agent.probes.libcuda import LibcudaProbes
-from agent.probes.symbols import SYMBOLS, Role
+from agent.probes.symbols import SYMBOLS, SymbolRole
 from tests.support.programs import every_symbol_calls as calls
 from tests.support.programs.driver import Driver, copied, kernels, lost, memory
 from tests.support.programs.every_symbol_calls import grown, plan_of, reported
@@ -100,7 +100,7 @@ def test_every_symbol_is_seen_exactly_as_often_as_it_is_called(
 def test_what_failed_is_counted_as_failed_and_nothing_else(
     every_symbol: Path, driver: Driver, own_probes: LibcudaProbes
 ) -> None:
-    plan = plan_of([symbol.name for symbol in SYMBOLS if symbol.role is Role.ALLOC])
+    plan = plan_of([symbol.name for symbol in SYMBOLS if symbol.role is SymbolRole.ALLOC])
     with called(every_symbol, driver, plan, "--fail", "5") as (process, report):
         failed = sum(symbol["failed"] for symbol in report["symbols"].values())
         assert failed == sum(plan.values())

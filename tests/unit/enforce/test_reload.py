@@ -21,7 +21,7 @@ from agent.config.validation import Checked, WatchedFile, unchanged_since_last_l
 from agent.core.errors import PolicyError, SetupError
 from agent.node.procfs import Procfs
 from agent.pipeline import EnforcementReport, Pipeline
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.device_health import SysMonitor
 from enforce.policy.load import check_file, load, parse
 from enforce.policy.model import Policy
@@ -413,7 +413,7 @@ def test_a_fault_in_the_middle_of_a_reload_ends_no_agent_and_leaves_nothing_in_f
 
 
 def test_a_start_that_fails_leaves_no_policy_in_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history, observer = History(), cast(Any, SimpleNamespace(proc=Procfs()))
+    history, observer = DecisionHistory(), cast(Any, SimpleNamespace(proc=Procfs()))
     monkeypatch.setattr("enforce.service.signals", raising(RuntimeError("no signals")))
     policy = parse(RIGHT.replace("version: 1\n", "version: 1\nenforce: true\n"), "p")
     settings = EnforcementSettings(tmp_path, "", history, SysMonitor())

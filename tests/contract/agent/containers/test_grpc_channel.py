@@ -17,7 +17,7 @@ from h2.events import StreamEnded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.containers.grpc_channel import Channel, UnansweredError, message
+from agent.containers.grpc_channel import GrpcChannel, UnansweredError, message
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import SourceError, SourceTimeoutError
 from tests.support.pretenders import Behaviour, answering, hang, listening, serving
@@ -34,37 +34,37 @@ def named(*names: str) -> bytes:
     return bytes(message("ListNamespacesResponse")(namespaces=[{"name": name} for name in names]).SerializeToString())
 
 
-def names(channel: Channel) -> list[str]:
+def names(channel: GrpcChannel) -> list[str]:
     answer = channel.call(METHOD, message("Empty")(), "ListNamespacesResponse", soon())
     return [one.name for one in answer.namespaces]
 
 
 @pytest.fixture
-def channel(tmp_path: Path) -> Iterator[Channel]:
-    with closing(Channel(str(tmp_path / "s"))) as channel:
+def channel(tmp_path: Path) -> Iterator[GrpcChannel]:
+    with closing(GrpcChannel(str(tmp_path / "s"))) as channel:
         yield channel
 
 
-def test_a_server_that_was_restarted_is_found_again_by_the_next_call(channel: Channel, tmp_path: Path) -> None:
+def test_a_server_that_was_restarted_is_found_again_by_the_next_call(channel: GrpcChannel, tmp_path: Path) -> None:
     for name in "before", "after":
         answer = named(name)
         with serving(tmp_path / "s", {METHOD: lambda _: answer}):  # noqa: B023  # served in this round alone
             assert [names(channel), names(channel)] == [[name], [name]]
 
 
-def test_an_answer_of_many_frames_arrives_whole(channel: Channel, tmp_path: Path) -> None:
+def test_an_answer_of_many_frames_arrives_whole(channel: GrpcChannel, tmp_path: Path) -> None:
     many = [f"{number:0500}" for number in range(2000)]  # 1,004,000 bytes: beyond HTTP/2's first window
     with serving(tmp_path / "s", {METHOD: lambda _: named(*many)}):
         assert names(channel) == many
 
 
-def test_a_method_that_the_server_lacks_is_told_apart_from_a_failure(channel: Channel, tmp_path: Path) -> None:
+def test_a_method_that_the_server_lacks_is_told_apart_from_a_failure(channel: GrpcChannel, tmp_path: Path) -> None:
     with serving(tmp_path / "s", {}), pytest.raises(UnansweredError) as raised:
         names(channel)
     assert raised.value.code == "UNIMPLEMENTED"
 
 
-def test_a_failure_says_what_the_server_says(channel: Channel, tmp_path: Path) -> None:
+def test_a_failure_says_what_the_server_says(channel: GrpcChannel, tmp_path: Path) -> None:
     def fail(_: bytes) -> bytes:
         raise RuntimeError("50 % of the disk")
 
@@ -72,12 +72,12 @@ def test_a_failure_says_what_the_server_says(channel: Channel, tmp_path: Path) -
         names(channel)
 
 
-def test_a_call_has_an_end_when_its_time_is_over(channel: Channel, tmp_path: Path) -> None:
+def test_a_call_has_an_end_when_its_time_is_over(channel: GrpcChannel, tmp_path: Path) -> None:
     with listening(tmp_path / "s", hang), pytest.raises(SourceTimeoutError):
         channel.call(METHOD, message("Empty")(), "Empty", monotonic_ns() + NS_PER_SECOND // 20)
 
 
-def test_closing_from_another_thread_ends_a_call(channel: Channel, tmp_path: Path) -> None:
+def test_closing_from_another_thread_ends_a_call(channel: GrpcChannel, tmp_path: Path) -> None:
     raised: list[SourceError] = []
 
     def call() -> None:
@@ -132,7 +132,7 @@ MESSAGE = b"\0\0\0\0\0"  # one without fields
     ],
 )
 def test_what_is_no_answer_of_grpc_is_an_error(
-    channel: Channel,
+    channel: GrpcChannel,
     tmp_path: Path,
     headers: list[tuple[str, str]],
     body: bytes,
@@ -162,5 +162,5 @@ def test_whatever_a_server_sends_is_an_answer_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, sent: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("grpc") / "s"
-    with listening(path, answering(sent)), closing(Channel(str(path))) as channel, pytest.raises(SourceError):
+    with listening(path, answering(sent)), closing(GrpcChannel(str(path))) as channel, pytest.raises(SourceError):
         names(channel)

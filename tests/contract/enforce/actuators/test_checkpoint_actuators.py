@@ -25,7 +25,7 @@ import pytest
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint import helper
-from enforce.actuators.checkpoint.driver import AnswerKind, Cuda, State
+from enforce.actuators.checkpoint.driver import AnswerKind, CheckpointState, Cuda
 from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, ask
 from enforce.actuators.checkpoint.rungs import Checkpoints, Lock, Swap
 from enforce.actuators.executor import RungExecutor, Wanted
@@ -98,14 +98,14 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         ledger.close()
 
 
-def state_of(tgid: int) -> State | None:
+def state_of(tgid: int) -> CheckpointState | None:
     return ask("state", Procfs().process_id(tgid), LIBCUDA).after
 
 
 def test_a_locked_container_launches_nothing_and_goes_on_when_released(stage: Stage) -> None:
     tgids = [stage.offline(*SHORT), stage.offline(*SHORT)]
     stage.lock(subject_of(*tgids))
-    assert [state_of(tgid) for tgid in tgids] == [State.LOCKED] * 2
+    assert [state_of(tgid) for tgid in tgids] == [CheckpointState.LOCKED] * 2
     before = [stage.launches(tgid) for tgid in tgids]
     time.sleep(0.2)
     assert [stage.launches(tgid) for tgid in tgids] == before
@@ -139,7 +139,7 @@ def test_a_swapped_container_leaves_the_device_to_others_and_comes_back(stage: S
     other = stage.offline(*SHORT, "--memory", str(5 * GIB))
     assert stage.release() == [UndoOutcome.FAILED]  # no room
     assert len(read(stage.path)) == 1
-    assert state_of(tgid) is State.CHECKPOINTED
+    assert state_of(tgid) is CheckpointState.CHECKPOINTED
     stage.goes_on(other)
     os.kill(other, signal.SIGKILL)
     until(lambda: stage.used_bytes() == 0, "all GPU memory to be free")
@@ -153,7 +153,7 @@ def test_a_lock_outlives_the_guardian_while_the_agent_lives(stage: Stage) -> Non
     tgid = stage.offline(*SHORT)
     stage.lock(subject_of(tgid))
     assert release_all(stage.path, acts=acts_where(MadeBy.KERNEL)) == []
-    assert state_of(tgid) is State.LOCKED
+    assert state_of(tgid) is CheckpointState.LOCKED
     assert stage.release() == [UndoOutcome.RESUMED]
 
 
@@ -201,7 +201,7 @@ def test_what_a_process_holds_is_noted_once_it_can_allocate_no_more(stage: Stage
     assert noted.device_bytes == entry.device_bytes
     rung.apply(subject)  # as is done again and again
     assert read(stage.path) == [noted]
-    assert state_of(tgid) is State.CHECKPOINTED
+    assert state_of(tgid) is CheckpointState.CHECKPOINTED
     assert stage.release() == [UndoOutcome.RESUMED]
     stage.goes_on(tgid)
 
@@ -225,7 +225,7 @@ def test_what_a_later_agent_intends_again_is_not_undone_by_an_earlier_ones_guard
     os.kill(other, signal.SIGKILL)
     until(lambda: stage.used_bytes() == 0, "all GPU memory to be free")
     assert keep_releasing(stage.path, [released], limit_seconds=DEADLINE_SECONDS, every_seconds=0.1) == []
-    assert state_of(tgid) is State.CHECKPOINTED
+    assert state_of(tgid) is CheckpointState.CHECKPOINTED
     assert stage.release() == [UndoOutcome.RESUMED]
 
 
@@ -239,9 +239,9 @@ def test_the_rungs_climb_to_swap_and_back(stage: Stage) -> None:
     rungs = RungExecutor({"swap": Swap(stage.checkpoints)}, stage.ledger)
     wanted = {KEY: (subject_of(tgid), frozenset({"swap"}))}
     until(lambda: want(rungs, wanted, "swap"), "the rung in force")
-    assert state_of(tgid) is State.CHECKPOINTED
+    assert state_of(tgid) is CheckpointState.CHECKPOINTED
     until(lambda: not want(rungs, {}, "swap"), "the rung undone")
-    assert state_of(tgid) is State.RUNNING
+    assert state_of(tgid) is CheckpointState.RUNNING
     rungs.release_all()
     assert read(stage.path) == []
     stage.goes_on(tgid)
@@ -251,7 +251,7 @@ def test_swap_takes_over_what_lock_holds_already(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     stage.lock(subject_of(tgid))
     stage.swap(subject_of(tgid))
-    assert state_of(tgid) is State.CHECKPOINTED
+    assert state_of(tgid) is CheckpointState.CHECKPOINTED
     assert set(stage.release()) <= {UndoOutcome.RESUMED, UndoOutcome.RUNNING}
     assert read(stage.path) == []
     stage.goes_on(tgid)
@@ -266,7 +266,7 @@ def test_what_another_program_has_locked_is_left_alone(stage: Stage) -> None:
             rung.intents(subject_of(tgid))
     assert ask("swap-out", process, LIBCUDA).kind is AnswerKind.FOREIGN
     assert stage.release() == []
-    assert state_of(tgid) is State.LOCKED
+    assert state_of(tgid) is CheckpointState.LOCKED
     assert ask("unlock", process, LIBCUDA).kind is AnswerKind.DONE
 
 
@@ -279,7 +279,7 @@ def test_a_lock_that_another_program_takes_in_between_is_not_undone(stage: Stage
     with pytest.raises(CheckpointError, match="by another program"):
         rung.apply(subject)
     assert stage.release() == [UndoOutcome.RUNNING]
-    assert state_of(tgid) is State.LOCKED
+    assert state_of(tgid) is CheckpointState.LOCKED
 
 
 def test_an_mps_client_is_refused_and_remembered(stage: Stage) -> None:
@@ -317,7 +317,7 @@ def test_a_lock_of_a_process_that_is_stopped_meanwhile_ends_by_its_limit_and_is_
         stage.ledger.intend(entry)
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(rung.apply, subject)
-        until(lambda: driver.state(tgid) is State.LOCKED, "the lock to wait for the kernel")
+        until(lambda: driver.state(tgid) is CheckpointState.LOCKED, "the lock to wait for the kernel")
         os.kill(tgid, signal.SIGSTOP)
         with pytest.raises(CheckpointError, match="did not return in time"):
             applied.result()
@@ -338,7 +338,7 @@ def test_a_process_that_runs_only_for_moments_can_be_locked(stage: Stage) -> Non
         pacing.kill()
         pacing.wait()
         os.kill(tgid, signal.SIGCONT)
-    assert state_of(tgid) is State.LOCKED
+    assert state_of(tgid) is CheckpointState.LOCKED
     assert stage.release() == [UndoOutcome.RESUMED]
     stage.goes_on(tgid)
 
@@ -402,7 +402,7 @@ def test_another_process_under_the_same_pid_is_never_touched(stage: Stage) -> No
     stranger = ProcessId(tgid, Procfs().process_id(tgid).start_ticks + 1)
     for act in ("lock", "swap-out", "release"):
         assert ask(act, stranger, LIBCUDA).kind is AnswerKind.GONE
-    assert state_of(tgid) is State.RUNNING
+    assert state_of(tgid) is CheckpointState.RUNNING
 
 
 def test_a_process_that_dies_while_it_is_locked_closes_its_entry(stage: Stage) -> None:
@@ -492,7 +492,7 @@ def test_whenever_the_agent_is_killed_the_ledger_is_enough(stage: Stage, name: s
     agent.stdout.close()
     assert all(outcome.closed for outcome in stage.release())
     assert read(stage.path) == []
-    assert state_of(tgid) is State.RUNNING
+    assert state_of(tgid) is CheckpointState.RUNNING
     assert helpers_of(tgid, act) == []
     stage.goes_on(tgid)
 

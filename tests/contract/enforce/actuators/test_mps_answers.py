@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.model import DeviceUuid
-from enforce.actuators.mps.channel import Channel
+from enforce.actuators.mps.channel import MpsChannel
 from enforce.actuators.mps.model import Daemon, MpsClient, MpsError, MpsServer, MpsSetting, Scope
 from enforce.actuators.mps.protocol2 import Protocol2
 from enforce.actuators.mps.protocol3 import Protocol3, connect
@@ -19,7 +19,7 @@ from tests.support.mps import PATIENCE_SECONDS, PROC, fake
 
 @pytest.mark.parametrize("code", [0, 1, 3])
 def test_a_daemon_has_ended_whatever_its_last_servers_exit_code(tmp_path: Path, code: int) -> None:
-    control = Protocol2(Channel(fake(tmp_path, f"cat >/dev/null; exit {code}"), PATIENCE_SECONDS))
+    control = Protocol2(MpsChannel(fake(tmp_path, f"cat >/dev/null; exit {code}"), PATIENCE_SECONDS))
     control.shut_down(MpsServer("7", 7, "FAULT"))
 
 
@@ -45,7 +45,7 @@ def test_a_faulted_servers_clients_are_known_also_where_it_says_nothing_of_its_l
 def test_a_daemon_that_lists_more_servers_than_users_can_have_is_asked_about_none_of_them(tmp_path: Path) -> None:
     daemon = fake(tmp_path, 'read -r line; [ "$line" = get_server_list ] && seq 1000 || exit 1')
     with pytest.raises(MpsError, match="1000 servers, which is malformed"):
-        Protocol2(Channel(daemon, PATIENCE_SECONDS)).servers()
+        Protocol2(MpsChannel(daemon, PATIENCE_SECONDS)).servers()
 
 
 REAL_LIST = """
@@ -59,12 +59,14 @@ done
 
 
 def test_clients_are_listed_by_the_ordinals_of_their_devices(tmp_path: Path) -> None:
-    control = Protocol2(Channel(fake(tmp_path, REAL_LIST), PATIENCE_SECONDS))
+    control = Protocol2(MpsChannel(fake(tmp_path, REAL_LIST), PATIENCE_SECONDS))
     assert control.device_clients() == {DeviceUuid("GPU-aa"): (12, 13), DeviceUuid("GPU-bb"): (13,)}
 
 
 def test_a_daemon_that_refuses_to_end_is_an_error(tmp_path: Path) -> None:
-    control = Protocol2(Channel(fake(tmp_path, "echo Not enough privilege to execute quit command"), PATIENCE_SECONDS))
+    control = Protocol2(
+        MpsChannel(fake(tmp_path, "echo Not enough privilege to execute quit command"), PATIENCE_SECONDS)
+    )
     with pytest.raises(MpsError, match="quit failed: Not enough privilege"):
         control.shut_down(MpsServer("7", 7, "FAULT"))
 
@@ -79,7 +81,7 @@ def test_the_third_language_is_not_spoken_where_it_is_answered_with_nothing(tmp_
 def test_a_name_that_a_daemon_gives_is_never_an_option_or_a_path(tmp_path: Path, name: str) -> None:
     script = THIRD.replace("training,1000", f"{name},1000")
     with pytest.raises(MpsError, match="is no name of a server or namespace"):
-        Protocol3(Channel(fake(tmp_path, script), PATIENCE_SECONDS)).servers()
+        Protocol3(MpsChannel(fake(tmp_path, script), PATIENCE_SECONDS)).servers()
 
 
 @pytest.mark.parametrize("answer", ["1" * 5000, "\u00b2", "\u0663", "-1", "0", "4294967296"])

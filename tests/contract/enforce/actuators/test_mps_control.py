@@ -17,7 +17,7 @@ import pytest
 from agent.core.errors import GoneError, SetupError
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
-from enforce.actuators.mps.channel import Channel
+from enforce.actuators.mps.channel import MpsChannel
 from enforce.actuators.mps.clients import AllClients, find_client, is_mps_client, terminate_client
 from enforce.actuators.mps.daemons import daemons, reaches
 from enforce.actuators.mps.model import (
@@ -225,14 +225,14 @@ def test_what_lies_in_a_daemons_directory_leads_its_program_to_no_other_file(tmp
         (eval "$act") 2>/dev/null && echo "$act"
     done
     echo x >mine && rm mine && echo "its own directory is open to it" """
-    answer = Channel(fake(tmp_path, script, pipes), PATIENCE_SECONDS).ask().text
+    answer = MpsChannel(fake(tmp_path, script, pipes), PATIENCE_SECONDS).ask().text
     assert answer == "its own directory is open to it\n"
     assert [path.name for path in outside.iterdir()] == ["precious"]
     assert (outside / "precious").read_text() == "as it was"
 
 
 def test_the_process_that_asks_a_daemon_is_confined_for_that_alone(tmp_path: Path) -> None:
-    Channel(fake(tmp_path, "true"), PATIENCE_SECONDS).ask()
+    MpsChannel(fake(tmp_path, "true"), PATIENCE_SECONDS).ask()
     (tmp_path / "outside").write_text("still written")
 
 
@@ -247,11 +247,11 @@ def test_a_directory_in_a_container_is_found_there_and_never_on_the_node(tmp_pat
     with jailed(root) as jail:
         daemon = replace(fake(tmp_path, script), process=jail.process, pipe_directory="/run/mps")
         with pytest.raises(MpsError, match="/run/mps of the MPS control daemon"):
-            Channel(daemon, PATIENCE_SECONDS).ask()
+            MpsChannel(daemon, PATIENCE_SECONDS).ask()
         inside = root / str(node_s).lstrip("/")
         inside.mkdir(parents=True)
         (inside / "of the container").touch()
-        assert Channel(daemon, PATIENCE_SECONDS).ask().text == "of the container\n"
+        assert MpsChannel(daemon, PATIENCE_SECONDS).ask().text == "of the container\n"
 
 
 @ROOT_ONLY

@@ -12,7 +12,7 @@ import pytest
 
 from agent.attribution.counters import FunctionLaunches
 from agent.attribution.durations import FunctionTimes
-from agent.attribution.process_work import ProcessWork, Tick, Unseen
+from agent.attribution.process_work import ProcessWork, TickWork, Unseen
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.collectors.samples import Delivered
 from agent.core.model import ProcessId
@@ -35,9 +35,9 @@ def tick(
     *,
     programs: Mapping[ProcessId, str] | None = None,
     deliveries: Sequence[Delivered] = (),
-) -> Tick:
+) -> TickWork:
     busy_ns = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
-    return Tick(
+    return TickWork(
         interval_ns=SECOND,
         counted_ns=SECOND,
         activity_ns=None if activity is None else activity * SECOND,

@@ -23,7 +23,7 @@ from agent.core.protobuf import message_classes
 from agent.node.proc_parse import parse_command, parse_environ, parse_maps, parse_stat
 from agent.probes.events import FunctionNames
 from agent.stacks.output import MESSAGES, PACKAGE, StackReport, profile
-from agent.tui.terminal import Screen
+from agent.tui.terminal import Printer
 from tests.support.snapshots import GPU_0, device
 
 HOSTILE = {
@@ -92,7 +92,7 @@ def test_no_line_of_the_log_obeys_it_in_any_format(name: str, capsys: pytest.Cap
 @each
 def test_no_explanation_obeys_it(name: str) -> None:
     out = io.StringIO()
-    screen = Screen(out)
+    screen = Printer(out)
     screen.line(name)
     screen.parts((name, "bold"))
     screen.pairs([(name[:40], name)])

@@ -16,7 +16,7 @@ from agent.probes import libcuda as module
 from agent.probes.attachment import ProbedFunction
 from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
 from agent.probes.libraries import FileId, FileNumbers
-from agent.probes.symbols import DENYING, PROGRAMS, Role
+from agent.probes.symbols import DENYING, PROGRAMS, SymbolRole
 
 _MOST = 5
 _COOKIE = 9 << 16
@@ -106,7 +106,7 @@ def test_a_cookie_that_is_in_use_is_reported_and_its_calls_are_held_instead(
 ) -> None:
     returns = Returns({5: 1000})
     probes, library = bare(returns), AttachedLibrary(1, "/opt/libcuda.so.1")
-    allocating, at_return = PROGRAMS[Role.ALLOC]
+    allocating, at_return = PROGRAMS[SymbolRole.ALLOC]
     functions = [ProbedFunction(name, at, at // 64 + 4, allocating, at_return) for name, at in (("a", 64), ("b", 128))]
     entries = [one.entry for one in probes._denying(library, 0, functions)]
     assert entries == [allocating, DENYING]

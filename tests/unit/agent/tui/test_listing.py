@@ -29,7 +29,7 @@ from agent.exporters.status_page.content import page as status_page
 from agent.exporters.status_page.history import Ring
 from agent.tui import cells as palette
 from agent.tui.container_page import container_page
-from agent.tui.history import History, ObservedChange, observed_changes
+from agent.tui.history import ObservedChange, SnapshotHistory, observed_changes
 from agent.tui.listing import BUSIEST, Line, Order, View, arranged, entries, found
 from agent.tui.screen import Frame
 from agent.tui.view import ListOptions, ListTable, narrowed
@@ -170,7 +170,7 @@ def test_the_state_is_one_word(status: EnforcementStatus, enforcing: bool, expec
 
 
 def page(snapshot: Snapshot, key: str, glyphs: Glyphs = UTF8, width: int = 120) -> list[str]:
-    history = History()
+    history = SnapshotHistory()
     history.add(snapshot)
     changes = [ObservedChange(snapshot.containers[0].container.name, (("why", "because"),))]
     return [line.plain for line in container_page(snapshot, ContainerKey(key), history, changes, (width, 40), glyphs)]
@@ -195,7 +195,7 @@ def test_the_page_of_a_container_has_all_there_is_to_say() -> None:
 def test_a_terminal_of_a_few_columns_is_drawn(width: int, view: View) -> None:
     listed = ListTable.of(rich_snapshot(), ListOptions(view, tree=True), width, UTF8)
     assert all(listed.drawn(index).plain for index in range(len(listed.lines)))
-    history = History()
+    history = SnapshotHistory()
     history.add(rich_snapshot())
     assert all(len(line) <= width for line in page(rich_snapshot(), "c1", width=width))
     assert all(line.cell_len <= width for line in Frame(width, 10, UTF8).head(rich_snapshot(), history))
@@ -230,7 +230,7 @@ def test_mig_instances_are_distinguished_wherever_a_device_is_named() -> None:
     assert "1:2" in cells(View.CONTAINER, "trainer")
     assert "1:2" in cells(View.PROCESS, "200")
     assert cells(View.GPU, "GPU 1:2")[:3] == ["GPU", "1:2", "NVIDIA"]
-    heads = [line.plain for line in Frame(120, 40, UTF8).head(split(), History())]
+    heads = [line.plain for line in Frame(120, 40, UTF8).head(split(), SnapshotHistory())]
     assert [line.split()[1] for line in heads if line.startswith("GPU ") and "Warden" not in line] == [
         "0",
         "1",
@@ -257,7 +257,7 @@ def test_devices_are_sorted_by_as_they_are_listed() -> None:
 
 
 def test_decisions_are_seen_where_reason_or_rungs_change() -> None:
-    history, snapshot = History(), rich_snapshot()
+    history, snapshot = SnapshotHistory(), rich_snapshot()
     key = ContainerKey("c2")
     status = snapshot.enforcement[key]
     for second, reason in enumerate(("a", "a", "b")):
@@ -294,7 +294,7 @@ def test_no_name_moves_a_cursor_or_colours_a_screen(name: str, glyphs: Glyphs, v
     lines = [listed.drawn(index).plain for index in range(len(listed.lines))]
     lines += page(snapshot, "x", glyphs)
     frame = Frame(160, 40, glyphs, failure=name)
-    lines += [line.plain for line in frame.head(snapshot, History())]
+    lines += [line.plain for line in frame.head(snapshot, SnapshotHistory())]
     lines += [line.plain for line in frame.foot(snapshot, listed.lines[0], [name])]
     assert all(line.isprintable() for line in lines)
     assert glyphs is UTF8 or all(line.isascii() for line in lines)

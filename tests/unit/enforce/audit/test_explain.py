@@ -21,7 +21,7 @@ from agent.core.errors import SetupError, WardenError
 from agent.core.snapshot_json import decode
 from enforce.audit import text
 from enforce.audit.decision_log import DecisionRecord, to_line
-from enforce.audit.history import MOST_CONTAINERS, History
+from enforce.audit.history import MOST_CONTAINERS, DecisionHistory
 from enforce.audit.intervals import GAP_NS, KEPT_NS, MOST_INTERVALS, Track, thinned
 from enforce.audit.log_reader import read
 from enforce.audit.model import ContainerHistory, ContainerInfo, DecisionEffect, Explanation, OfflineInterval, choose
@@ -33,15 +33,15 @@ from gpuwarden.explain import answer, show
 from tests.support.decisions import BASE, CHAT, NS, OFFSET, TRAIN, at
 
 
-def history_of(*decisions: DecisionRecord, now_seconds: float) -> History:
-    history = History(now=lambda: (int(now_seconds * NS), OFFSET))
+def history_of(*decisions: DecisionRecord, now_seconds: float) -> DecisionHistory:
+    history = DecisionHistory(now=lambda: (int(now_seconds * NS), OFFSET))
     for decision in decisions:
         history.update_containers([TRAIN, CHAT], decision.wall_ns - OFFSET)
         history.record_decision(decision, decision.wall_ns - OFFSET)
     return history
 
 
-def story_of(history: History, key: str = TRAIN.key) -> ContainerHistory:
+def story_of(history: DecisionHistory, key: str = TRAIN.key) -> ContainerHistory:
     story = history.explain(key).story
     assert story is not None
     return story
@@ -113,7 +113,7 @@ def online_rule() -> OnlineRule:
     st.lists(st.tuples(st.floats(0.01, 20), st.sampled_from("abcdef"), st.booleans(), st.floats(0, 1)), max_size=400)
 )
 def test_merging_neither_loses_nor_invents_time(steps: list[tuple[float, str, bool, float]]) -> None:
-    history, now, paused = History(), 0, 0.0
+    history, now, paused = DecisionHistory(), 0, 0.0
     watched: dict[bool, float] = {True: 0.0, False: 0.0}
     before: bool | None = None
     for seconds, reason, acted, share in steps:
@@ -150,7 +150,7 @@ def test_thinning_gives_no_more_than_was_asked_for(count: int, most: int) -> Non
 
 
 def test_a_hundred_containers_whose_every_decision_is_another_one_take_a_few_megabytes() -> None:
-    history = History()
+    history = DecisionHistory()
     tracemalloc.start()
     try:
         for n in range(120):
@@ -164,7 +164,7 @@ def test_a_hundred_containers_whose_every_decision_is_another_one_take_a_few_meg
 
 
 def test_no_more_containers_are_kept_than_there_is_room_for_and_that_is_counted() -> None:
-    history = History()
+    history = DecisionHistory()
     for n in range(MOST_CONTAINERS + 10):
         history.record_decision(at(0, container=f"docker:{n}"), 0)
     assert len(history._offline) == MOST_CONTAINERS
@@ -182,7 +182,7 @@ def test_a_container_that_is_gone_is_remembered_for_as_long_as_there_is_somethin
 
 def test_a_query_about_all_containers_lets_decisions_through_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(TRAIN, key="docker:bbbb2222", name="other")
-    history = History(now=lambda: (2 * NS, OFFSET))
+    history = DecisionHistory(now=lambda: (2 * NS, OFFSET))
     history.update_containers((TRAIN, other, CHAT), 0)
     for info in (TRAIN, other):
         history.record_decision(at(0, container=info.key), 0)
@@ -242,7 +242,7 @@ def test_a_name_that_moves_the_cursor_is_shown_and_not_obeyed() -> None:
     assert "\x1b" not in str(error.value)
 
 
-def shown(history: History, key: str = TRAIN.key, **of: Any) -> str:
+def shown(history: DecisionHistory, key: str = TRAIN.key, **of: Any) -> str:
     found = history.explain(key)
     assert found.story is not None
     out = io.StringIO()
@@ -288,7 +288,7 @@ def test_a_policy_that_does_not_enforce_only_watched() -> None:
 
 
 def test_a_container_without_a_rule_is_never_slowed() -> None:
-    history = History(now=lambda: (NS, OFFSET))
+    history = DecisionHistory(now=lambda: (NS, OFFSET))
     history.update_containers([ContainerInfo("host", "host", role="unmatched", reason="no rule matches")], 0)
     assert "it is never slowed: no rule matches" in shown(history, "host")
 

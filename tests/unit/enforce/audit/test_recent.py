@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.text import MOST, MOST_EACH, recent
 from enforce.memory.accounts import MemoryDecision
 from tests.support.decisions import CHAT, NS, OFFSET, TRAIN, at
 
 
-def history(decisions: int) -> History:
+def history(decisions: int) -> DecisionHistory:
     """Ten decisions a second that change their reason each time."""
-    made = History(now=lambda: ((decisions + 1) * NS // 10, OFFSET))
+    made = DecisionHistory(now=lambda: ((decisions + 1) * NS // 10, OFFSET))
     for number in range(decisions):
         made.update_containers([TRAIN, CHAT], number * NS // 10)
         reason = "slack 40%: waiting to grow" if number % 2 else "target missed by 5%: shorter queue"
@@ -57,4 +57,4 @@ def test_there_are_never_more_than_a_screenful() -> None:
 
 
 def test_without_a_decision_there_is_no_line() -> None:
-    assert recent(History()) == []
+    assert recent(DecisionHistory()) == []

@@ -13,7 +13,7 @@ from typing import Any
 from agent.core.model import Container, ContainerKey, DeviceUuid, EnforcementStatus
 from enforce.audit import log_reader, text
 from enforce.audit.decision_log import DecisionLog
-from enforce.audit.history import History
+from enforce.audit.history import DecisionHistory
 from enforce.audit.model import SecondQuantile
 from enforce.audit.recorder import MOST_WAITING, DecisionRecorder, Effects
 from enforce.audit.status import ContainerFigures, Paused, statuses
@@ -58,7 +58,7 @@ class Recorded:
     def __init__(self, folder: Path, **of: Any) -> None:
         self.path = folder / "decisions"
         self.log = DecisionLog(str(self.path))
-        self.history = History(now=lambda: (11 * NS, 0))  # the machine may have been up for more than an hour
+        self.history = DecisionHistory(now=lambda: (11 * NS, 0))  # the machine may have been up for more than an hour
         self.recorder = DecisionRecorder(self.log, self.history, acts=True, **of)
 
     def at(self, seconds: float, latency_ns: float, share: float, queued_ns: int, reason: str, stopped: float) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.model import ContainerKey, DeviceUuid, ProcessId
-from enforce.memory.accounts import DeviceMemory, MemoryClaim, MemoryView, Overhead, Tenant
+from enforce.memory.accounts import DeviceMemory, MemoryClaim, MemoryTenant, MemoryView, Overhead
 from enforce.memory.planner import (
     EASE,
     EVICT,
@@ -38,14 +38,16 @@ def tenant(
     live: int | None = None,
     quota: int | None = None,
     **more: object,
-) -> Tenant:
+) -> MemoryTenant:
     holding = DeviceMemory(nvml, live if live is not None else nvml or 0)
-    made = Tenant(ContainerKey(name), quota, 1.0, 100, {GPU: holding}, (SWAP, EVICT), 30 * SECOND_NS)
+    made = MemoryTenant(ContainerKey(name), quota, 1.0, 100, {GPU: holding}, (SWAP, EVICT), 30 * SECOND_NS)
     made = replace(made, processes=frozenset({ProcessId(7, 100)}))
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def view(*tenants: Tenant, free: int | None = 10 * GIB, reserve: int = 0, held: int = 0, at: int = 1) -> MemoryView:
+def view(
+    *tenants: MemoryTenant, free: int | None = 10 * GIB, reserve: int = 0, held: int = 0, at: int = 1
+) -> MemoryView:
     claims = (MemoryClaim("chat", reserve, CHAT, {GPU: held}),) if reserve else ()
     return MemoryView(at, {GPU: free}, claims, tenants)
 
@@ -63,7 +65,7 @@ def lasting(seen: MemoryView, seconds: int = 4, state: MemoryPlanState | None = 
 
 
 @st.composite
-def tenants(draw: st.DrawFn) -> tuple[Tenant, ...]:
+def tenants(draw: st.DrawFn) -> tuple[MemoryTenant, ...]:
     made = []
     for number in range(draw(st.integers(0, 5))):
         live, overhead = draw(BYTES), draw(BYTES)
@@ -84,7 +86,7 @@ def tenants(draw: st.DrawFn) -> tuple[Tenant, ...]:
 
 @given(tenants(), BYTES, BYTES, BYTES)
 def test_whatever_is_allocated_within_the_limits_the_online_room_stays(
-    them: tuple[Tenant, ...], free: int, reserve: int, held: int
+    them: tuple[MemoryTenant, ...], free: int, reserve: int, held: int
 ) -> None:
     seen = view(*them, free=free, reserve=reserve, held=held)
     _, planned = run(MemoryPlanState(), seen, 1)
@@ -98,7 +100,7 @@ def test_whatever_is_allocated_within_the_limits_the_online_room_stays(
 
 
 @given(tenants())
-def test_a_container_within_its_limit_is_within_its_quota_contexts_included(them: tuple[Tenant, ...]) -> None:
+def test_a_container_within_its_limit_is_within_its_quota_contexts_included(them: tuple[MemoryTenant, ...]) -> None:
     _, planned = run(MemoryPlanState(), view(*them), 1)
     for one in them:
         if one.quota_bytes is None:
@@ -111,7 +113,7 @@ def test_a_container_within_its_limit_is_within_its_quota_contexts_included(them
 
 @given(tenants(), BYTES, BYTES, st.integers(1, 12))
 def test_only_offline_containers_are_acted_on_and_only_by_what_their_ladder_can_do(
-    them: tuple[Tenant, ...], free: int, reserve: int, seconds: int
+    them: tuple[MemoryTenant, ...], free: int, reserve: int, seconds: int
 ) -> None:
     state = MemoryPlanState()
     for second in range(seconds):
@@ -125,7 +127,7 @@ def test_only_offline_containers_are_acted_on_and_only_by_what_their_ladder_can_
 
 @given(tenants(), BYTES)
 def test_of_the_victims_none_is_superfluous_and_together_they_suffice_if_any_do(
-    them: tuple[Tenant, ...], lack: int
+    them: tuple[MemoryTenant, ...], lack: int
 ) -> None:
     chosen = victims(them, GPU, lack)
     total = sum(one.on(GPU).bytes for one in chosen)
@@ -293,7 +295,7 @@ def test_what_comes_back_together_fits_together_on_every_device(
         for number, (a, b) in enumerate(sizes)
     ]
 
-    def seen(free: int, other: int, held: list[Tenant]) -> MemoryView:
+    def seen(free: int, other: int, held: list[MemoryTenant]) -> MemoryView:
         claim = MemoryClaim("chat", 200 * GIB, CHAT, {GPU: 0, OTHER: 0})
         return MemoryView(1, {GPU: 200 * GIB + free, OTHER: 200 * GIB + other}, (claim,), tuple(held))
 

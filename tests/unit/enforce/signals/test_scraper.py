@@ -15,7 +15,7 @@ from agent.core.model import ContainerKey
 from agent.node.http_client import Failure, FetchError
 from enforce.policy.model import PrometheusSource, Slo
 from enforce.signals.latency_window import Requests
-from enforce.signals.prometheus import History
+from enforce.signals.prometheus import LatencyHistory
 from enforce.signals.scraper import CPU_BUDGET_SECONDS, Cumulative, Scrape, grown, histograms, quantile, slower
 
 S = 1_000_000_000
@@ -68,7 +68,7 @@ def test_a_bucket_that_ends_in_no_time_is_left_out(le: str) -> None:
 
 
 def test_counts_that_jump_about_never_void_a_scrape() -> None:
-    history, requests, chat = History(SLO, S), Requests(), ContainerKey("docker:chat")
+    history, requests, chat = LatencyHistory(SLO, S), Requests(), ContainerKey("docker:chat")
     for at, count in enumerate((0, 1e308, 0, 1e308, 0, 2**53, 0, 2**53), 1):
         page = f'm_bucket{{le="0.1"}} 0\nm_bucket{{le="+Inf"}} {count!r}\n'
         history.read(Scrape(at * S, histograms(page, PrometheusSource("http://h/m", "m"))), at * S)
@@ -187,7 +187,7 @@ def page(at_s: float, *counts: float, labels: tuple[tuple[str, str], ...] = ()) 
 
 
 def test_what_a_page_shows_first_is_of_unknown_age() -> None:
-    history = History(SLO, S)
+    history = LatencyHistory(SLO, S)
     assert history.read(page(1, 50, 100, 100), S) is None
     assert history.read(page(2, 50, 110, 110), 2 * S) is None  # ten are too few
     reading = history.read(page(3, 50, 130, 130), 3 * S)
@@ -197,7 +197,7 @@ def test_what_a_page_shows_first_is_of_unknown_age() -> None:
 
 
 def test_a_page_is_counted_once_however_often_it_is_read() -> None:
-    history = History(SLO, S)
+    history = LatencyHistory(SLO, S)
     history.read(page(1, 0, 0, 0), S)
     second = page(2, 25, 25, 25)
     readings = [history.read(second, 2 * S + tick * S // 10) for tick in range(5)]
@@ -205,7 +205,7 @@ def test_a_page_is_counted_once_however_often_it_is_read() -> None:
 
 
 def test_what_a_page_added_is_counted_once_and_nothing_of_one_that_could_not_be_read() -> None:
-    history = History(SLO, S)  # the target is 0.25 s
+    history = LatencyHistory(SLO, S)  # the target is 0.25 s
     added, slow = [], []
     for at, scrape in enumerate([page(1, 5, 5, 5), page(2, 6, 8, 11), Scrape(3 * S, {}, "gone"), page(4, 6, 8, 12)], 1):
         for _ in range(2):
@@ -217,7 +217,7 @@ def test_what_a_page_added_is_counted_once_and_nothing_of_one_that_could_not_be_
 
 
 def test_series_that_come_later_or_come_back_add_up() -> None:
-    history, other = History(SLO, S), (("engine", "1"),)
+    history, other = LatencyHistory(SLO, S), (("engine", "1"),)
     history.read(page(1, 10, 10, 10), S)
     both = Scrape(2 * S, {**page(2, 20, 20, 20).series, **page(2, 15, 15, 15, labels=other).series})
     reading = history.read(both, 2 * S)
@@ -230,7 +230,7 @@ def test_series_that_come_later_or_come_back_add_up() -> None:
 
 
 def test_after_pages_were_missing_for_longer_than_the_window_it_restarts() -> None:
-    history = History(SLO, S)
+    history = LatencyHistory(SLO, S)
     history.read(page(1, 0, 0, 0), S)
     assert history.read(page(2, 50, 50, 50), 2 * S) is not None
     assert history.read(Scrape(3 * S, {}, "gone"), 3 * S) is not None
@@ -242,7 +242,7 @@ def test_after_pages_were_missing_for_longer_than_the_window_it_restarts() -> No
 
 
 def test_the_pages_unit_is_that_of_the_reading() -> None:
-    history = History(SLO, 1_000_000)
+    history = LatencyHistory(SLO, 1_000_000)
     history.read(page(1, 0, 0, 0), S)
     reading = history.read(page(2, 0, 30, 30), 2 * S)
     assert reading is not None

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerUsage, DeviceUuid, EnforcementStatus, Snapshot
-from agent.exporters.status_page.history import HEIGHT, SECONDS, WIDTH, GraphMetric, Ring, Series, graph
+from agent.exporters.status_page.history import HEIGHT, SECONDS, WIDTH, GraphMetric, GraphSeries, Ring, graph
 from tests.support.snapshots import GPU_0, container, rich_snapshot, usage
 
-TRAINER = Series(GraphMetric.SM, "c2", GPU_0)
+TRAINER = GraphSeries(GraphMetric.SM, "c2", GPU_0)
 STEP = re.compile(r"(M?)(\d+(?:\.\d)?) (\d+(?:\.\d)?)|h0")
 
 
@@ -66,7 +66,7 @@ def test_a_container_that_is_gone_is_forgotten_and_memory_does_not_grow_with_tho
     ring = Ring()
     for second in range(1, 200):
         ring.note(at(second, 0.5, *(f"job-{second}-{number}" for number in range(20))))
-    assert ring.points(Series(GraphMetric.SM, "job-1-0", GPU_0)) == []
+    assert ring.points(GraphSeries(GraphMetric.SM, "job-1-0", GPU_0)) == []
     assert len(ring._values) < 20 + 2 * len(rich_snapshot().devices) + 1
 
 
@@ -75,13 +75,13 @@ def test_a_device_that_is_gone_is_forgotten_and_those_that_ever_were_take_no_mem
     for second in range(1, 200):
         passing = replace(one, device=replace(one.device, uuid=DeviceUuid(f"MIG-{second}")))
         ring.note(replace(at(second), devices=(one, passing)))
-    assert ring.points(Series(GraphMetric.SM, device="MIG-1")) == []
-    assert len(ring.points(Series(GraphMetric.SM, device=GPU_0))) == 199
+    assert ring.points(GraphSeries(GraphMetric.SM, device="MIG-1")) == []
+    assert len(ring.points(GraphSeries(GraphMetric.SM, device=GPU_0))) == 199
     assert {series.device for series in ring._values} == {"", GPU_0, "MIG-199"}
 
 
 def test_a_reloaded_policy_leaves_a_gap_in_the_latency_and_not_an_empty_graph() -> None:
-    ring, latency = Ring(), Series(GraphMetric.LATENCY, "c2")
+    ring, latency = Ring(), GraphSeries(GraphMetric.LATENCY, "c2")
     statuses = {"c2": EnforcementStatus("online", "chat", 0.004, 0.99, 0.050)}
     for second in range(1, 4):
         ring.note(replace(at(second), enforcement={} if second == 2 else statuses))  # type: ignore[arg-type]

@@ -27,10 +27,10 @@ from enforce.actuators.checkpoint import helper, rungs, transitions
 from enforce.actuators.checkpoint.driver import (
     AnswerKind,
     CallError,
-    DeviceMemory,
+    CheckpointState,
     HelperAnswer,
+    NvmlMemory,
     RoomChecked,
-    State,
     parse_answer,
 )
 from enforce.actuators.checkpoint.helper import DriverLibrary
@@ -43,16 +43,16 @@ from tests.support.clocks import SleepClock
 
 TGID = 4321
 _WANTED = {
-    "Lock": (State.RUNNING, State.LOCKED),
-    "Checkpoint": (State.LOCKED, State.CHECKPOINTED),
-    "Restore": (State.CHECKPOINTED, State.LOCKED),
-    "Unlock": (State.LOCKED, State.RUNNING),
+    "Lock": (CheckpointState.RUNNING, CheckpointState.LOCKED),
+    "Checkpoint": (CheckpointState.LOCKED, CheckpointState.CHECKPOINTED),
+    "Restore": (CheckpointState.CHECKPOINTED, CheckpointState.LOCKED),
+    "Unlock": (CheckpointState.LOCKED, CheckpointState.RUNNING),
 }
 answers = st.builds(
     HelperAnswer,
     st.sampled_from(AnswerKind),
-    st.none() | st.sampled_from(State),
-    st.none() | st.sampled_from(State),
+    st.none() | st.sampled_from(CheckpointState),
+    st.none() | st.sampled_from(CheckpointState),
     st.none() | st.text(min_size=1),
     st.none() | st.dictionaries(st.text(), st.integers(0, 2**40)),
 )
@@ -61,13 +61,15 @@ answers = st.builds(
 class FakeDriver:
     """The documented state machine. `refusals`: what each further call of that name returns instead of acting."""
 
-    def __init__(self, now: State = State.RUNNING, refusals: dict[str, list[int]] | None = None) -> None:
+    def __init__(
+        self, now: CheckpointState = CheckpointState.RUNNING, refusals: dict[str, list[int]] | None = None
+    ) -> None:
         self.now = now
         self.refusals = refusals or {}
         self.calls: list[str] = []
-        self.becomes: list[State] = []  # on its own: one before each look at it
+        self.becomes: list[CheckpointState] = []  # on its own: one before each look at it
 
-    def state(self, _tgid: int) -> State:
+    def state(self, _tgid: int) -> CheckpointState:
         if self.becomes:
             self.now = self.becomes.pop(0)
         return self.now
@@ -98,15 +100,23 @@ class FakeDriver:
 
 def test_a_lock_and_a_swap_go_one_way() -> None:
     driver = FakeDriver()
-    assert transitions.lock(driver, TGID, 100) == HelperAnswer(AnswerKind.DONE, State.RUNNING, State.LOCKED)
+    assert transitions.lock(driver, TGID, 100) == HelperAnswer(
+        AnswerKind.DONE, CheckpointState.RUNNING, CheckpointState.LOCKED
+    )
     driver = FakeDriver()
-    assert transitions.swap_out(driver, TGID, 100) == HelperAnswer(AnswerKind.DONE, State.RUNNING, State.CHECKPOINTED)
-    assert transitions.swap_in(driver, TGID) == HelperAnswer(AnswerKind.DONE, State.CHECKPOINTED, State.LOCKED)
-    assert transitions.unlock(driver, TGID) == HelperAnswer(AnswerKind.DONE, State.LOCKED, State.RUNNING)
+    assert transitions.swap_out(driver, TGID, 100) == HelperAnswer(
+        AnswerKind.DONE, CheckpointState.RUNNING, CheckpointState.CHECKPOINTED
+    )
+    assert transitions.swap_in(driver, TGID) == HelperAnswer(
+        AnswerKind.DONE, CheckpointState.CHECKPOINTED, CheckpointState.LOCKED
+    )
+    assert transitions.unlock(driver, TGID) == HelperAnswer(
+        AnswerKind.DONE, CheckpointState.LOCKED, CheckpointState.RUNNING
+    )
 
 
-@pytest.mark.parametrize("now", [State.LOCKED, State.CHECKPOINTED, State.FAILED])
-def test_what_is_not_running_is_locked_by_another_program(now: State) -> None:
+@pytest.mark.parametrize("now", [CheckpointState.LOCKED, CheckpointState.CHECKPOINTED, CheckpointState.FAILED])
+def test_what_is_not_running_is_locked_by_another_program(now: CheckpointState) -> None:
     driver = FakeDriver(now)
     assert transitions.lock(driver, TGID, 100).kind is AnswerKind.FOREIGN
     assert transitions.swap_out(driver, TGID, 100).kind is AnswerKind.FOREIGN
@@ -114,8 +124,8 @@ def test_what_is_not_running_is_locked_by_another_program(now: State) -> None:
 
 
 def test_a_lock_that_is_ours_is_saved_where_it_is() -> None:
-    driver = FakeDriver(State.LOCKED)
-    assert transitions.swap_out(driver, TGID, 100, ours=True).after is State.CHECKPOINTED
+    driver = FakeDriver(CheckpointState.LOCKED)
+    assert transitions.swap_out(driver, TGID, 100, ours=True).after is CheckpointState.CHECKPOINTED
     assert driver.calls == ["Checkpoint"]
     assert transitions.swap_out(driver, TGID, 100, ours=True).kind is AnswerKind.DONE  # and again
     assert driver.calls == ["Checkpoint"]
@@ -133,7 +143,7 @@ def test_a_lock_that_is_ours_is_saved_where_it_is() -> None:
 def test_what_can_be_locked_but_not_saved_is_unlocked_again(code: int, kind: AnswerKind) -> None:
     driver = FakeDriver(refusals={"Checkpoint": [code]})
     assert transitions.swap_out(driver, TGID, 100).kind is kind
-    assert driver.now is State.RUNNING
+    assert driver.now is CheckpointState.RUNNING
 
 
 GIB = 1 << 30
@@ -162,7 +172,7 @@ class FakeNvml:
 
 
 def checked(driver: FakeDriver, nvml: FakeNvml, needs: dict[str, int] | None) -> RoomChecked:
-    return RoomChecked(driver, DeviceMemory(lambda: cast(Any, nvml)), needs)
+    return RoomChecked(driver, NvmlMemory(lambda: cast(Any, nvml)), needs)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +194,11 @@ def checked(driver: FakeDriver, nvml: FakeNvml, needs: dict[str, int] | None) ->
 def test_a_restore_is_tried_only_where_there_is_room(
     needs: dict[str, int] | None, free: dict[str, int | None], used: list[tuple[int, int | None]], fits: bool
 ) -> None:
-    driver = FakeDriver(State.CHECKPOINTED)
+    driver = FakeDriver(CheckpointState.CHECKPOINTED)
     answer = transitions.release(checked(driver, FakeNvml(free, {GPU: used}), needs), TGID)
     assert (answer.kind is AnswerKind.DONE) == fits
     assert ("Restore" in driver.calls) == fits
-    assert driver.now is (State.RUNNING if fits else State.CHECKPOINTED)
+    assert driver.now is (CheckpointState.RUNNING if fits else CheckpointState.CHECKPOINTED)
     assert fits or "tried again" in (answer.error or "")
 
 
@@ -205,9 +215,9 @@ def test_two_restores_do_not_count_on_the_same_room() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         needs = {GPU: 8 * GIB}
-        first = pool.submit(transitions.release, checked(Slow(State.CHECKPOINTED), nvml, needs), TGID)
+        first = pool.submit(transitions.release, checked(Slow(CheckpointState.CHECKPOINTED), nvml, needs), TGID)
         assert begun.wait(60)
-        second = pool.submit(transitions.release, checked(FakeDriver(State.CHECKPOINTED), nvml, needs), TGID)
+        second = pool.submit(transitions.release, checked(FakeDriver(CheckpointState.CHECKPOINTED), nvml, needs), TGID)
         with pytest.raises(TimeoutError):
             second.result(0.1)
         go_on.set()
@@ -219,18 +229,18 @@ def test_what_has_allocated_since_its_entry_was_written_is_not_saved() -> None:
     nvml = FakeNvml({GPU: 0}, {GPU: [(TGID, 2 * GIB), (1, GIB)]})
     driver = FakeDriver()
     assert transitions.swap_out(checked(driver, nvml, {GPU: GIB}), TGID, 100).kind is AnswerKind.BUSY
-    assert (driver.now, driver.calls) == (State.RUNNING, ["Lock", "Unlock"])
+    assert (driver.now, driver.calls) == (CheckpointState.RUNNING, ["Lock", "Unlock"])
     assert transitions.swap_out(checked(driver, nvml, {GPU: 2 * GIB}), TGID, 100).kind is AnswerKind.DONE
-    assert driver.now is State.CHECKPOINTED
+    assert driver.now is CheckpointState.CHECKPOINTED
 
 
 def test_how_much_a_process_holds_is_known_or_an_error() -> None:
     used: list[tuple[int, int | None]] = [(TGID, GIB), (1, None)]
-    assert DeviceMemory(lambda: cast(Any, FakeNvml({GPU: 0, OTHER_GPU: 0}, {GPU: used}))).held(TGID) == {GPU: GIB}
-    assert DeviceMemory(lambda: cast(Any, FakeNvml({GPU: 0}, {GPU: used}))).held(2) == {}
+    assert NvmlMemory(lambda: cast(Any, FakeNvml({GPU: 0, OTHER_GPU: 0}, {GPU: used}))).held(TGID) == {GPU: GIB}
+    assert NvmlMemory(lambda: cast(Any, FakeNvml({GPU: 0}, {GPU: used}))).held(2) == {}
     for nvml in (FakeNvml({GPU: 0}, {GPU: [(TGID, None)]}), FakeNvml({GPU: 0}, lists=False)):
         with pytest.raises(SetupError, match="NVML does not"):
-            DeviceMemory(lambda nvml=nvml: cast(Any, nvml)).held(TGID)  # type: ignore[misc]
+            NvmlMemory(lambda nvml=nvml: cast(Any, nvml)).held(TGID)  # type: ignore[misc]
 
 
 def test_a_lock_that_does_not_come_in_time_is_reported() -> None:
@@ -240,39 +250,42 @@ def test_a_lock_that_does_not_come_in_time_is_reported() -> None:
     assert "CUDA_ERROR_NOT_READY" in (answer.error or "")
 
 
-@given(st.sampled_from([State.RUNNING, State.LOCKED, State.CHECKPOINTED]))
-def test_release_ends_at_running_from_whatever_state(now: State) -> None:
+@given(st.sampled_from([CheckpointState.RUNNING, CheckpointState.LOCKED, CheckpointState.CHECKPOINTED]))
+def test_release_ends_at_running_from_whatever_state(now: CheckpointState) -> None:
     driver = FakeDriver(now)
-    assert transitions.release(driver, TGID) == HelperAnswer(AnswerKind.DONE, now, State.RUNNING)
-    assert driver.now is State.RUNNING
+    assert transitions.release(driver, TGID) == HelperAnswer(AnswerKind.DONE, now, CheckpointState.RUNNING)
+    assert driver.now is CheckpointState.RUNNING
 
 
-@given(st.sampled_from(State), st.dictionaries(st.sampled_from(["Restore", "Unlock"]), st.lists(st.integers(1, 999))))
-def test_release_reports_done_only_when_the_process_runs(now: State, refusals: dict[str, list[int]]) -> None:
+@given(
+    st.sampled_from(CheckpointState),
+    st.dictionaries(st.sampled_from(["Restore", "Unlock"]), st.lists(st.integers(1, 999))),
+)
+def test_release_reports_done_only_when_the_process_runs(now: CheckpointState, refusals: dict[str, list[int]]) -> None:
     driver = FakeDriver(now, refusals)
     answer = transitions.release(driver, TGID)
-    assert (answer.kind is AnswerKind.DONE) == (driver.now is State.RUNNING)
+    assert (answer.kind is AnswerKind.DONE) == (driver.now is CheckpointState.RUNNING)
 
 
 def test_a_checkpoint_that_ends_under_the_hands_of_release_is_restored() -> None:
-    driver = FakeDriver(State.LOCKED, {"Unlock": [codes.ILLEGAL_STATE]})
-    driver.becomes = [State.LOCKED, State.CHECKPOINTED]
+    driver = FakeDriver(CheckpointState.LOCKED, {"Unlock": [codes.ILLEGAL_STATE]})
+    driver.becomes = [CheckpointState.LOCKED, CheckpointState.CHECKPOINTED]
     assert transitions.release(driver, TGID).kind is AnswerKind.DONE
     assert driver.calls == ["Unlock", "Restore", "Unlock"]
 
 
 def test_a_lock_that_comes_late_is_waited_for_and_undone() -> None:
     clock, driver = SleepClock(), FakeDriver()
-    driver.becomes = [State.RUNNING, State.RUNNING, State.LOCKED]
+    driver.becomes = [CheckpointState.RUNNING, CheckpointState.RUNNING, CheckpointState.LOCKED]
     answer = transitions.release(driver, TGID, 1.0, clock, clock.sleep)
-    assert answer == HelperAnswer(AnswerKind.DONE, State.LOCKED, State.RUNNING)
+    assert answer == HelperAnswer(AnswerKind.DONE, CheckpointState.LOCKED, CheckpointState.RUNNING)
     assert driver.calls == ["Unlock"]
     assert 0 < clock.now < 1.0
 
 
 def test_what_stays_running_is_watched_no_longer_than_it_has_to() -> None:
     clock = SleepClock()
-    assert transitions.release(FakeDriver(), TGID, 0.5, clock, clock.sleep).before is State.RUNNING
+    assert transitions.release(FakeDriver(), TGID, 0.5, clock, clock.sleep).before is CheckpointState.RUNNING
     assert 0.5 <= clock.now < 0.6
 
 
@@ -295,8 +308,8 @@ def test_a_helper_that_prints_anything_else_has_failed(line: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        (HelperAnswer(AnswerKind.DONE, State.LOCKED, State.RUNNING), UndoOutcome.RESUMED),
-        (HelperAnswer(AnswerKind.DONE, State.RUNNING, State.RUNNING), UndoOutcome.RUNNING),
+        (HelperAnswer(AnswerKind.DONE, CheckpointState.LOCKED, CheckpointState.RUNNING), UndoOutcome.RESUMED),
+        (HelperAnswer(AnswerKind.DONE, CheckpointState.RUNNING, CheckpointState.RUNNING), UndoOutcome.RUNNING),
         (HelperAnswer(AnswerKind.GONE), UndoOutcome.GONE),
         (HelperAnswer(AnswerKind.NO_CUDA), UndoOutcome.RUNNING),
     ],
@@ -349,7 +362,7 @@ def test_a_lock_without_an_answer_is_waited_for_however_old_it_is(
 
     def ask(*words: Any) -> HelperAnswer:
         said.extend(word for word in words if isinstance(word, str) and word.startswith("--settle-ms"))
-        return HelperAnswer(AnswerKind.DONE, State.RUNNING, State.RUNNING)
+        return HelperAnswer(AnswerKind.DONE, CheckpointState.RUNNING, CheckpointState.RUNNING)
 
     monkeypatch.setattr(helper, "ask", ask)
     process, procfs = proc_with(tmp_path), Procfs(str(tmp_path))

@@ -21,9 +21,9 @@ from enforce.controller.laws.headroom import (
     SECOND_NS,
     TOP_QUEUED_NS,
     Headroom,
+    HeadroomState,
     Miss,
     Misses,
-    State,
 )
 from enforce.model import OnlineOn, Reading, Share
 from enforce.policy.model import Slo
@@ -33,7 +33,7 @@ from tests.support.kernel_records import Recorded
 TARGET = 20_000_000
 SLO = Slo("gpu_wait", 0.99, TARGET, 10 * SECOND_NS, 20)
 LAW = Headroom(floor_ratio=0.05, top_queued_ns=TOP_QUEUED_NS, no_data_hold_ns=2 * SECOND_NS)
-SHORTEST = State(1.0, MIN_QUEUED_NS)
+SHORTEST = HeadroomState(1.0, MIN_QUEUED_NS)
 STEP = 100_000_000
 A_SECOND = 10  # decisions
 
@@ -43,7 +43,7 @@ def online(latency: float, now: int, certain: float | None = None) -> OnlineOn:
     return OnlineOn(ContainerKey("chat"), DeviceUuid("GPU-0"), SLO, reading, 0.5)
 
 
-def play(sequence: list[tuple[float, bool]], state: State = SHORTEST) -> list[Share]:
+def play(sequence: list[tuple[float, bool]], state: HeadroomState = SHORTEST) -> list[Share]:
     """Latency, and whether a miss of it is certain, one decision each."""
     shares = []
     for number, (latency, certain) in enumerate(sequence):

@@ -20,7 +20,7 @@ from enforce.controller.laws.headroom import (
     MOST_OF_TARGET,
     TOP_QUEUED_NS,
     Headroom,
-    State,
+    HeadroomState,
 )
 from enforce.model import OnlineOn, Reading, Share
 from enforce.policy.model import Slo
@@ -39,7 +39,7 @@ def online(latency: float | None, now: int, busy: float | None = 0.5) -> OnlineO
     return OnlineOn(ContainerKey("chat"), DeviceUuid("GPU-0"), SLO, reading, busy)
 
 
-def play(sequence: list[float | None], state: State | None = None, busy: float | None = 0.5) -> list[Share]:
+def play(sequence: list[float | None], state: HeadroomState | None = None, busy: float | None = 0.5) -> list[Share]:
     shares, current = [], state or LAW.start()
     for number, latency in enumerate(sequence):
         current, share = LAW.step(current, online(latency, number * STEP, busy), number * STEP)
@@ -47,7 +47,7 @@ def play(sequence: list[float | None], state: State | None = None, busy: float |
     return shares
 
 
-def close_loop(latency_of: Callable[[Share], float], steps: int) -> list[tuple[State, Share, float]]:
+def close_loop(latency_of: Callable[[Share], float], steps: int) -> list[tuple[HeadroomState, Share, float]]:
     """The law on a device whose latency follows the last decision. One point a decision."""
     state = LAW.start()
     share = Share(state.ratio, int(state.max_queued_ns), "")
@@ -118,13 +118,13 @@ def test_the_next_rung_is_not_asked_for_at_once() -> None:
 
 
 def test_lasting_slack_gives_everything_back_that_it_allows() -> None:
-    last = play([TARGET * 0.5] * 5000, State(0.05, MIN_QUEUED_NS))[-1]
+    last = play([TARGET * 0.5] * 5000, HeadroomState(0.05, MIN_QUEUED_NS))[-1]
     assert last.ratio == 1.0
     assert last.max_queued_ns == int(TARGET * MOST_OF_TARGET)
 
 
 def test_little_slack_is_spent_up_to_what_the_load_leaves_of_it() -> None:
-    last = play([TARGET * 0.84] * 5000, State(0.05, MIN_QUEUED_NS))[-1]
+    last = play([TARGET * 0.84] * 5000, HeadroomState(0.05, MIN_QUEUED_NS))[-1]
     assert last.max_queued_ns == int(TARGET * 0.08)  # a load of one half
 
 
@@ -133,7 +133,7 @@ def test_the_busier_the_online_side_the_shorter_the_queue() -> None:
 
 
 def test_a_queue_that_is_far_too_long_for_the_slack_is_shortened_before_the_target_is_missed() -> None:
-    shares = play([TARGET * 0.9] * 200, State(1.0, 10 * TARGET))
+    shares = play([TARGET * 0.9] * 200, HeadroomState(1.0, 10 * TARGET))
     assert shares[-1].max_queued_ns < TARGET
     assert not any("missed" in share.reason for share in shares)
 
@@ -143,13 +143,13 @@ def test_within_the_dead_band_nothing_moves() -> None:
 
 
 def test_close_below_the_target_the_queue_gets_shorter_before_it_is_missed() -> None:
-    shares = play([TARGET * 0.98] * 200, State(1.0, TARGET / 2))
+    shares = play([TARGET * 0.98] * 200, HeadroomState(1.0, TARGET / 2))
     assert shares[-1].max_queued_ns < TARGET / 4
     assert not any("missed" in share.reason for share in shares)
 
 
 def test_a_miss_right_after_the_queue_got_shorter_is_answered_at_once() -> None:
-    trimmed, missed = play([TARGET * 0.98, TARGET * 1.5], State(1.0, TARGET / 2))
+    trimmed, missed = play([TARGET * 0.98, TARGET * 1.5], HeadroomState(1.0, TARGET / 2))
     assert missed.max_queued_ns < trimmed.max_queued_ns
     assert "missed" in missed.reason
 
@@ -173,7 +173,7 @@ def test_a_constant_load_is_held_under_its_target_without_swinging(alone: float,
 
 
 def test_silence_is_held_and_then_released() -> None:
-    held = State(0.2, MIN_QUEUED_NS, last_reading_ns=0)
+    held = HeadroomState(0.2, MIN_QUEUED_NS, last_reading_ns=0)
     _, soon = LAW.step(held, online(None, HOLD_NS - 1), HOLD_NS - 1)
     _, late = LAW.step(held, online(None, HOLD_NS + 1), HOLD_NS + 1)
     assert soon.ratio == 0.2

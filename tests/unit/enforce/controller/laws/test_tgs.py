@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.model import ContainerKey, DeviceUuid
-from enforce.controller.laws.tgs import INITIAL_LIMIT, RATE_NS, SAMPLES, UNLIMITED, WARM_SAMPLES, State, Tgs
+from enforce.controller.laws.tgs import INITIAL_LIMIT, RATE_NS, SAMPLES, UNLIMITED, WARM_SAMPLES, Tgs, TgsState
 from enforce.model import OnlineOn
 from enforce.policy.model import Slo
 
@@ -17,7 +17,7 @@ SLO = Slo("gpu_wait", 0.99, 5_000_000, 10_000_000_000, 20)
 ALONE = 1_000_000.0
 
 
-def play(rates: list[float], state: State | None = None) -> list[State]:
+def play(rates: list[float], state: TgsState | None = None) -> list[TgsState]:
     """One sample for each rate, in blocks per sample."""
     state, total, now, states = state or LAW.start(), 0.0, 0, []
     if state.sampled_ns is not None:
@@ -40,7 +40,7 @@ def steady(count: int, around: float = ALONE) -> list[float]:
     return [around * (1 - 0.001 * (n % 7)) for n in range(count)]
 
 
-def controlled() -> State:
+def controlled() -> TgsState:
     """After the profile, with the initial limit."""
     return next(state for state in play(steady(40)) if state.controlled == 1)
 

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.model import ContainerKey, DeviceUuid
-from enforce.controller.laws.headroom import MIN_QUEUED_NS, MOST_OF_TARGET, SECOND_NS, TOP_QUEUED_NS, Headroom, State
+from enforce.controller.laws.headroom import (
+    MIN_QUEUED_NS,
+    MOST_OF_TARGET,
+    SECOND_NS,
+    TOP_QUEUED_NS,
+    Headroom,
+    HeadroomState,
+)
 from enforce.model import OnlineOn, Reading, Share
 from enforce.policy.model import Slo
 
@@ -35,7 +42,7 @@ def online(of_targets: Ratios | None, now: int) -> OnlineOn:
     return OnlineOn(ContainerKey("chat"), DeviceUuid("GPU-0"), SLO, first, 0.5)
 
 
-def play(sequence: list[Ratios | None], state: State | None = None) -> list[Share]:
+def play(sequence: list[Ratios | None], state: HeadroomState | None = None) -> list[Share]:
     shares, current = [], state or LAW.start()
     for number, of_targets in enumerate(sequence):
         current, share = LAW.step(current, online(of_targets, number * STEP), number * STEP)
@@ -84,7 +91,7 @@ def test_a_median_close_to_its_target_keeps_the_queue_short_though_the_tail_has_
 
 @given(st.floats(0.01, 0.8), st.floats(0.01, 0.8))
 def test_an_slo_that_is_kept_in_both_gives_everything_back(high: float, low: float) -> None:
-    assert play([(high, low)] * 600, State(0.05, MIN_QUEUED_NS))[-1].ratio == 1.0
+    assert play([(high, low)] * 600, HeadroomState(0.05, MIN_QUEUED_NS))[-1].ratio == 1.0
 
 
 def test_one_quantile_that_slowing_does_not_help_does_not_end_the_protection_of_the_other() -> None:
