@@ -95,7 +95,7 @@ enum environment {
 	ENVIRONMENT_BUS_ORDER = 4, /* CUDA_DEVICE_ORDER is PCI_BUS_ID */
 };
 
-/* EVENT_PROCESS_SEEN: enough to say whose a process is that ends before anybody can read /proc. */
+/* EVENT_PROCESS_SEEN: enough to say whose a process is that ends before its /proc can be read. */
 struct seen {
 	struct event event;
 	__u32 uid;

@@ -148,7 +148,7 @@ static __always_inline void update_gates(struct http_connection *connection, __u
 
 /*
  * With the request whose bytes wait for a thread of the server to read them: a busy one may do that when it is done with
- * the request before. Of a connection that makes no sense any more, or that nobody watches, nothing is known.
+ * the request before. Of a connection that makes no sense any more, or that is not watched, nothing is known.
  */
 static __always_inline __u32 known_requests(const struct http_connection *connection)
 {
@@ -562,7 +562,7 @@ static __always_inline int take_child(__u32 watch, __s64 change)
 	return 1;
 }
 
-/* A server that forks for each connection is done with it before anybody could have asked who it is. */
+/* A server that forks for each connection is done with it before its process could be looked up. */
 SEC("raw_tp/sched_process_fork")
 int http_process_forks(struct bpf_raw_tracepoint_args *ctx)
 {

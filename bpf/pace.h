@@ -133,7 +133,7 @@ struct control {
 	__u64 lease_until_ns;
 	__u64 hold_ns; /* an online request that neither launches nor waits for so long counts as over */
 	__u64 heartbeat_ns; /* written by the agent at each decision */
-	__u64 rules; /* another number whenever `rules` has changed; 0: whoever changes it says nothing */
+	__u64 rules; /* another number whenever `rules` has changed; 0: changes are not announced */
 	__u64 wakes_lost; /* records that found the ring full: the guardian looks through `stops` */
 	__u32 agent_tgid;
 	__u32 guardian_tgid;

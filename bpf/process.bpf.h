@@ -139,7 +139,7 @@ __noinline int add_process(__u64 cookie)
 		lose_process(&id);
 		return 0;
 	}
-	note_tenant(&id); /* before other threads see it: what they add has to be somebody's */
+	note_tenant(&id); /* before other threads see it: what they add needs an owner */
 	if (bpf_map_update_elem(&processes, &id, &blank->process, BPF_NOEXIST)) {
 		if (lose_process(&id))
 			bpf_map_delete_elem(&tenant_of, &id);

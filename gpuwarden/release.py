@@ -48,7 +48,7 @@ def _stand_by(run_dir: Path) -> int:
     receive = signal_receiver(signal.SIGTERM, signal.SIGINT)
     stand_by = StandBy(run_dir)
     stand_by.look()
-    logs.say("standing by")
+    logs.say("standby: waiting for an agent and its guardian to be gone")
     while (number := receive(STAND_BY_SECONDS)) is None:
         stand_by.look()
     return 0 if stand_by.finish(receive if number == signal.SIGTERM else None) else 1

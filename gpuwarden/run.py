@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which they are asked, beside addresses, localhost and the machine's own; may be repeated",
+        help="a host name that requests may use, besides addresses, localhost and the machine's own; may be repeated",
     )
     add("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=RUN_DIR_HELP)
     add("--usage", default=str(DEFAULT_FILE), metavar="FILE", help="usage ledger, or off (%(default)s)")

@@ -88,7 +88,7 @@ trim_python_packages() (
 	rm -rf google/protobuf/{compiler,testdata,testing} _yaml yaml/_yaml.*.so
 	rm -rf pydantic/v1 pydantic/mypy.py psutil/_ps{aix,bsd,osx,sunos,windows}.py pygments/{cmdline,sphinxext}.py example.py
 	rm -rf textual/{demo,document,tree-sitter} textual/{_markup_playground,_text_area_theme}.py textual/widgets/{,_}{data_table,text_area}.py
-	# 240 languages to colour, 49 ways to: tracebacks need one. No other language is listed, so none is looked for in vain.
+	# 240 languages to colour, 49 ways to: tracebacks need one. No other language is listed, so none is looked for.
 	find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py ! -name special.py -delete
 	find pygments/{formatters,styles} -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name default.py ! -name monokai.py -delete
 	echo 'LEXERS = {name: lexer for name, lexer in LEXERS.items() if lexer[0] in ("pygments.lexers.python", "pygments.lexers.special")}' \

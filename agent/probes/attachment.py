@@ -116,7 +116,7 @@ class Attachments:
             if attachment.code is not None and attachment.code.is_in(opened.descriptor):
                 attachment.version = opened.version
             else:  # other functions at these offsets
-                _log.warning("%s was replaced in place: its probes are attached anew", opened.path)
+                _log.warning("%s was replaced in place: its probes are attached again", opened.path)
                 self.drop(attachment)
         return self._attachments.get(opened.file, {}).get(purpose)
 

@@ -3,7 +3,7 @@
 """From one tick's memory to limits for the kernel and acts on containers. Pure: state in, state out.
 
 The kernel denies or holds what goes beyond a limit, so what is left to do here is what was too much before: a reserve
-that came later than its memory was used, or an allocation that waited in vain. Only what lasts counts. Of the
+that came later than its memory was used, or an allocation that waited and got nothing. Only what lasts counts. Of the
 containers on a device the fewest that make the room are chosen: those of the lowest weight, of these the youngest, as
 least work is lost with them, of these the biggest. A swapped container comes back when there has been room for it for a
 while, on all of its devices and beside the others that come back. One that cannot be swapped out is passed over for a
@@ -188,7 +188,7 @@ def _hypothetical(view: MemoryView, device: DeviceUuid, acts: Mapping[ContainerK
 
 
 def _for_itself(tenant: MemoryTenant, over: Mapping[ContainerKey, int], now_ns: int) -> PlannedAct | None:
-    """Evicts a container that is over its own quota, or waits in vain: a swap would only put that off."""
+    """Evicts a container that is over its own quota, or waits and gets nothing: a swap would only put that off."""
     device = max(tenant.holdings, key=lambda one: tenant.on(one).bytes, default=None)
     if EVICT not in tenant.rungs or device is None:
         return None

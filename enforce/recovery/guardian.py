@@ -83,7 +83,7 @@ class Guardian:
         self._wakes_lost = -1  # what an earlier guardian left is looked through at once
         turns = list(maps["turns"].share(abi.SLOTS))
         for turn in turns:
-            turn.waiting = 0  # an earlier guardian's; whoever waits now is in `stops`
+            turn.waiting = 0  # an earlier guardian's; what waits now is in `stops`
         times = (settings.hold_ns, settings.open_delay_ns)
         self._schedule = ResumeSchedule(self._gates, *times, self._links, turns=turns)
         self._allocations = AllocationQueue(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))

@@ -36,7 +36,7 @@ _KEPT: Final = {
 }
 """Of a pod's document: the rest is most of its size"""
 _REMEMBERED_S: Final = 1800.0
-"""For so long a pod that is gone can be told of what it did"""
+"""How long a pod that is gone is remembered, with what it did"""
 
 
 @dataclass(frozen=True, slots=True)

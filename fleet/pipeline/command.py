@@ -93,4 +93,4 @@ def _before_s(path: Path) -> dict[str, float]:
     except OSError as error:
         raise FleetError(f"cannot read {path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FleetError(f"{path} is no output of `gpuwarden fleet split --json`; write it anew") from error
+        raise FleetError(f"{path} is no output of `gpuwarden fleet split --json`; write it again") from error

@@ -14,7 +14,7 @@ from fleet.weights.table import Table
 
 
 def _physical(table: Table) -> Physical:
-    """Takes no heed of what was measured."""
+    """Ignores what was measured."""
     return table.prior
 
 

@@ -62,13 +62,13 @@ CATALOG: Final = (
         "gpuwarden_container_peer_transmit_bytes_total",
         "counter",
         USE,
-        "Bytes copied to another GPU of the node. No call tells whether they went over NVLink or PCIe.",
+        "Bytes copied to another GPU of the node. The driver API does not say whether they went over NVLink or PCIe.",
     ),
     Metric(
         "gpuwarden_container_peer_receive_bytes_total",
         "counter",
         USE,
-        "Bytes copied from another GPU of the node. No call tells whether they came over NVLink or PCIe.",
+        "Bytes copied from another GPU of the node. The driver API does not say whether they came over NVLink or PCIe.",
     ),
     Metric(
         "gpuwarden_container_launches_total",

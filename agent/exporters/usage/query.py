@@ -84,7 +84,7 @@ def read(path: Path, since: int, until: int, by: Sequence[By]) -> Report:
     with closing(_open(path)) as db:
         try:
             if not check_version(db, path):
-                raise SetupError(f"{path} is empty: the agent has not begun to write it; wait, or see the agent's log")
+                raise SetupError(f"{path} is empty: the agent has not written to it yet; wait, or see the agent's log")
             db.execute("BEGIN")  # one state of the file for all that follows
             report = Report(since, until, *_hours(db, since, until), _dropped(db))
             for group, amounts in _sums(db, since, until, by):

@@ -58,7 +58,7 @@ def check_version(db: sqlite3.Connection, path: Path) -> int:
     if version > len(MIGRATIONS):
         raise SetupError(
             f"{path} was written by a newer gpuwarden (file version {version}, this one reads {len(MIGRATIONS)}): "
-            "install that again, or move the file away and a new one is begun"
+            "install that again, or move the file away, and a new one is started"
         )
     return int(version)
 
@@ -69,7 +69,7 @@ def unusable(path: Path, error: Exception) -> SetupError:
         return SetupError(f"may not use the usage ledger {path}: run as root or as its group, or give --usage FILE")
     is_damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
     if is_damaged or isinstance(error, ValueError | TypeError | OverflowError):
-        return SetupError(f"{path} is no usage ledger ({error}): move it away and a new one is begun")
+        return SetupError(f"{path} is no usage ledger ({error}): move it away, and a new one is started")
     return SetupError(f"cannot use the usage ledger {path} ({error}): name a file that can be had with --usage FILE")
 
 

@@ -196,7 +196,7 @@ def _host_libraries(extra: Iterable[str]) -> list[str]:
 class DriverLibrary:
     """The first of the node's libraries; looked for again when it was replaced. `extra` are configured paths.
 
-    After a search in vain the next one comes a minute later.
+    After a search that found nothing the next one comes a minute later.
     """
 
     extra: tuple[str, ...] = ()

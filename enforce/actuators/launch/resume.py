@@ -212,7 +212,7 @@ class ResumeSchedule:
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for shared in (*self.gates, *self.links):  # an earlier guardian's; whoever waits now is in `stops`
+        for shared in (*self.gates, *self.links):  # an earlier guardian's; what waits now is in `stops`
             shared.waiting = 0
 
     def add(self, pause: Pause) -> None:
@@ -358,7 +358,7 @@ class ResumeSchedule:
         self._waited_links = set(waiting)
 
     def _count_waiting(self) -> Counter[int]:
-        """How many wait at each gate, which the kernel has to know: else it wakes nobody. This is the hot path."""
+        """How many wait at each gate, which the kernel has to know: else it wakes no guardian. This is the hot path."""
         waiting = Counter(stop.slot for stop in self.stops.values() if stop.gated and stop.slot < SLOTS)
         if waiting != self._waiting:
             for slot in waiting.keys() | self._waiting.keys():

@@ -184,7 +184,7 @@ class Headroom:
             return self._trim(state, now_ns, slo.slack_ratio(recent_ns))
         slack = slo.slack_ratio(max(recent_ns, whole or 0.0))
         if slack < 0:
-            return self._answer(state, "mended, but the window still remembers the miss")
+            return self._answer(state, "back within the target, but the window still has the miss in it")
         if slack < GROW_SLACK:
             return self._answer(state, f"slack {slack:.0%}: within the dead band")
         busy = online.busy_ratio or 0.0

@@ -59,7 +59,7 @@ def standing_by(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr
-            assert "standing by" in process.stderr.readline()
+            assert "standby: waiting" in process.stderr.readline()
             yield process
         finally:
             process.kill()

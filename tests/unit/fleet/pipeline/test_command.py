@@ -94,7 +94,7 @@ def test_what_is_no_earlier_split_is_refused(
     before = tmp_path / "before.json"
     before.write_text(text)
     assert main(["split", str(pipeline), "--before", str(before)]) == 2
-    assert "write it anew" in capsys.readouterr().err
+    assert "write it again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
