@@ -28,7 +28,7 @@ from agent.probes.abi import (
     LaunchValue,
     ProcessKey,
 )
-from agent.probes.abi import DeliverySamples as Ring
+from agent.probes.abi import Deliveries as Ring
 from agent.probes.libbpf import Map
 from agent.probes.libcuda import LibcudaProbes
 

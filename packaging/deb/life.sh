@@ -222,7 +222,7 @@ live() {
 	step "what the packages depend on" install_what_it_depends_on
 	step "note every file" note_files "$work/before"
 	step "install $earlier" install_version "$work/earlier" "$earlier"
-	step "policy, group, folders, nothing of it on anybody's path" look_around
+	step "policy, group, folders, nothing of it on a user's path" look_around
 	step "the demo" run_the_demo
 	step "upgrade to $version: keeps the policy, releases what is held" upgrade
 	step "remove: releases what is held" remove

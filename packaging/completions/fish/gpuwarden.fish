@@ -83,7 +83,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l names -x -d 'also look 
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l listen -x -d 'address of /metrics and the status page (127.0.0.1:9837)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-config -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords for them, in the format of Prometheus'"'"' exporter-toolkit (none)'
-complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-host -x -d 'a name by which they are asked, beside addresses, localhost and the machine'"'"'s own; may be repeated'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-host -x -d 'a host name that requests may use, besides addresses, localhost and the machine'"'"'s own; may be repeated'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'directory of the sockets and the ledger (/run/gpuwarden)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage -xka "(__fish_complete_path (commandline -ct))" -d 'usage ledger, or off (/var/lib/gpuwarden/usage.sqlite)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage-days -x -d 'days that the usage ledger keeps (90)'

@@ -307,7 +307,7 @@ def test_durations_are_short(seconds: float, words: str) -> None:
 
 @given(st.lists(st.none() | st.floats(0, 1e12), min_size=1, max_size=2))
 def test_what_is_unknown_is_never_written_as_a_figure(values: list[float | None]) -> None:
-    shown_text = text.milliseconds(*values)
+    shown_text = text.milliseconds_range(*values)
     assert (shown_text == "unknown") is all(value is None for value in values)
 
 
