@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from fleet.deadlines import fetch
 from fleet.extender.answers import Filtered
 from fleet.extender.bind import PLAN
 from fleet.extender.protocol import Question, View, filtered
@@ -25,6 +26,7 @@ from fleet.model import FleetError, printable
 
 SERVICE: Final = "http://127.0.0.1:9838"
 _TIMEOUT_S: Final = 10.0
+_LONGEST_ANSWER: Final = 16 << 20
 _EXAMPLES: Final = 3
 
 
@@ -50,8 +52,7 @@ def ask(service: str, key: str) -> Mapping[str, Any]:
     """The service's explanation."""
     address = f"{service.rstrip('/')}/v1/explain?{urllib.parse.urlencode({'pod': key})}"
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
-            found = json.loads(answer.read(16 << 20))
+        found = json.loads(fetch(address, _TIMEOUT_S, _LONGEST_ANSWER))
     except urllib.error.HTTPError as error:
         raise FleetError(_said(error)) from error
     except (OSError, ValueError) as error:

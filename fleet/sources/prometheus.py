@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fleet.deadlines import fetch
 from fleet.model import FleetError, Slot
 
 _LONGEST_ANSWER = 256 << 20
@@ -72,8 +73,7 @@ def prometheus(url: str, timeout_s: float = 10.0, at_s: float | None = None) -> 
     def query(expression: str) -> list[Sample]:
         address = f"{url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': expression, **time})}"
         try:
-            with urllib.request.urlopen(address, timeout=timeout_s) as answer:
-                text = answer.read(_LONGEST_ANSWER)
+            text = fetch(address, timeout_s, _LONGEST_ANSWER)
         except urllib.error.HTTPError as error:
             said = error.read(1000).decode(errors="replace")
             raise FleetError(f"Prometheus at {url} refused a query: {said or error}", 3) from error
