@@ -67,6 +67,16 @@ class Procfs:
             return True
         return now.start_ticks == process.start_ticks and not now.dead
 
+    def thread_states(self, tgid: int) -> frozenset[str]:
+        """Of all threads: the first may have ended (Z) or wait for a disk (D) while the process is stopped."""
+        threads = Procfs(f"{self.root}/{tgid}/task")
+        found = set()
+        with suppress(FileNotFoundError):
+            for tid in threads.tgids():
+                with suppress(GoneError):
+                    found.add(threads.stat(tid).state)
+        return frozenset(found)
+
     def command(self, tgid: int) -> str:
         """The command line, printable and bounded; "[name]" where there is none (kernel threads, zombies)."""
         line = proc_parse.parse_command(self._read(tgid, "cmdline", _COMMAND_BYTES), LONGEST_COMMAND)

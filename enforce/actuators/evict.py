@@ -28,6 +28,7 @@ from enforce.model import Subject
 
 _log = logging.getLogger(__name__)
 SETTLES_NS: Final = NS_PER_SECOND // 5  # terminate_client takes effect after some 35 ms
+STEP_NS: Final = NS_PER_SECOND  # no process is acted on that long after it was last looked at what is wanted
 FORGET_NS: Final = 60 * NS_PER_SECOND  # not applied for so long: the next time is another eviction
 
 
@@ -79,33 +80,36 @@ class Evict:
             if now - eviction.seen_ns > FORGET_NS:
                 self._evictions.pop(process, None)
         grace_ns = subject.rule.limits.evict_grace_ns
-        left = [process for process in subject.processes if self._step(process, grace_ns, now)]
-        stubborn = [process for process in left if self._evictions[process].kept_because]
-        overdue = [process for process in stubborn if now - self._evictions[process].at_ns >= grace_ns]
-        if overdue:
-            tgid, reason = overdue[0].tgid, self._evictions[overdue[0]].kept_because
-            raise EvictError(f"process {tgid} has not ended and is not killed, as {reason}: end it by hand")
+        left: list[tuple[ProcessId, _Eviction]] = []
+        for process in subject.processes:
+            if self._clock() - now >= STEP_NS:  # MPS takes its time: by now something else may be wanted
+                raise UnfinishedError("some of its processes have not been asked to end yet")
+            if (found := self._step(process, grace_ns, now)) is not None:
+                left.append((process, found))
+        for process, eviction in left:
+            if eviction.kept_because and now - eviction.at_ns >= grace_ns:
+                why = f"process {process.tgid} has not ended and is not killed, as {eviction.kept_because}"
+                raise EvictError(f"{why}: end it by hand")
         if left:
             raise UnfinishedError(f"{len(left)} of its processes have not ended yet")
 
-    def _step(self, process: ProcessId, grace_ns: int, now_ns: int) -> bool:
-        """Does what is due now; whether the process still runs."""
+    def _step(self, process: ProcessId, grace_ns: int, now_ns: int) -> _Eviction | None:
+        """Does what is due now; None: the process has ended."""
         try:
             with Pidfd(process, self._proc) as pidfd:
-                self._proceed(pidfd, grace_ns, now_ns)
+                return self._proceed(pidfd, grace_ns, now_ns)
         except GoneError:
             self._evictions.pop(process, None)
-            return False
-        return True
+            return None
 
-    def _proceed(self, pidfd: Pidfd, grace_ns: int, now_ns: int) -> None:
+    def _proceed(self, pidfd: Pidfd, grace_ns: int, now_ns: int) -> _Eviction:
         process = pidfd.process
         eviction = self._evictions.setdefault(process, _Eviction(now_ns, now_ns))
         eviction.seen_ns = now_ns
         if eviction.ask_at_ns is None:
             self._take_device(process, eviction, now_ns)
         if eviction.ask_at_ns is None or now_ns < eviction.ask_at_ns:
-            return
+            return eviction
         if not eviction.asked:
             _log.info("process %d is asked to end", process.tgid)
             eviction.asked = True
@@ -116,6 +120,7 @@ class Evict:
             _log.warning("process %d has not ended within %.0f s: killed", process.tgid, grace_ns / NS_PER_SECOND)
             self.killed += 1
             pidfd.send(signal.SIGKILL)
+        return eviction
 
     def _take_device(self, process: ProcessId, eviction: _Eviction, now_ns: int) -> None:
         """From an MPS client, which is not killed. Says when it can be asked to end, or why it cannot be yet."""

@@ -146,8 +146,10 @@ class RungExecutor:
                 rungs.busy = False
 
     def _is_due(self, rungs: _ContainerRungs, subject: Subject | None, name: str, now_ns: int) -> bool:
+        if not self._may_try(rungs, name, now_ns):
+            return False
         if name not in rungs.in_force or subject is None:
-            return self._may_try(rungs, name, now_ns)
+            return True
         return now_ns >= rungs.again_ns.get(name, 0) or subject.processes != rungs.processes.get(name)
 
     def _may_try(self, rungs: _ContainerRungs, name: str, now_ns: int) -> bool:
@@ -187,6 +189,9 @@ class RungExecutor:
         except (OSError, WardenError) as error:
             self._fail(rungs, subject, name, list(known.values()), str(error))
             return
+        except Exception as error:  # a fault of the rung's: what it has done is undone all the same
+            self._fail(rungs, subject, name, list(known.values()), repr(error))
+            raise
         rungs.failed.pop(name, None)
         if name not in rungs.in_force:
             _log.info("%s: %s", subject.container.name, name)

@@ -140,16 +140,20 @@ def about_to_act(process: ProcessId) -> None:
     """A lock found later may be ours, and may take effect after the state was read."""
     _not_ours.discard(process)
     _settled.discard(process)
-    _late.discard(process)
 
 
 def unanswered(process: ProcessId) -> None:
-    """Its helper has given up: a lock that it asked for takes effect when the process runs again, whenever that is."""
+    """Its helper has given up: a lock that it asked for takes effect when the process runs again, whenever that is.
+
+    Until it has been waited for, nothing that another helper sees says anything else.
+    """
     _late.add(process)
 
 
 def acted(process: ProcessId, foreign: bool = False) -> None:
     """Its helper has answered: nothing takes effect later. `foreign`: another program locked it just before."""
+    if process in _late:
+        return
     _settled.add(process)
     if foreign:
         _not_ours.add(process)
@@ -163,13 +167,14 @@ def release_process(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
     check_identity(process, procfs)
     if process in _not_ours:
         return UndoOutcome.RUNNING
-    settle_ms = _SETTLE_MS if process in _late else _settle_ms(entry.wall_ns, time.time_ns())
-    settle_ms = 0 if process in _settled else settle_ms
+    settle_ms = 0 if process in _settled else _settle_ms(entry.wall_ns, time.time_ns())
+    settle_ms = _SETTLE_MS if process in _late else settle_ms
     answer = ask("release", process, entry.place, f"--settle-ms={settle_ms}", *needs_option(entry))
     if answer.kind in _OVER:
         return _OVER[answer.kind]
     if answer.kind is not AnswerKind.DONE:
         raise CheckpointError(answer.error or str(answer.kind))
+    _late.discard(process)
     return UndoOutcome.RUNNING if answer.before is CheckpointState.RUNNING else UndoOutcome.RESUMED
 
 

@@ -41,7 +41,7 @@ from enforce.actuators.checkpoint.helper import (
 )
 from enforce.actuators.checkpoint.transitions import reason_not_running
 from enforce.ledger.entries import LedgerEntry
-from enforce.ledger.ledger import Ledger
+from enforce.ledger.ledger import Ledger, LedgerError
 from enforce.model import Subject
 
 ACTS = ("lock", "swap")
@@ -60,7 +60,7 @@ class Checkpoints:
     _mine: set[ProcessId] = field(default_factory=set)  # if they are locked, it is by us
 
     def obstacle(self, subject: Subject) -> str | None:
-        """Why none of it can be done. Reads files only."""
+        """Why none of it can be done; also that the ledger cannot be read. Reads files only."""
         if not subject.processes:
             return "none of its processes uses a GPU now"
         try:
@@ -72,8 +72,11 @@ class Checkpoints:
         if reason is not None:
             return reason
         frozen = next((process for process in subject.processes if self._is_frozen(process)), None)
-        if frozen is None or self._is_frozen_by_us(subject.container.key):
-            return None
+        try:
+            if frozen is None or self._is_frozen_by_us(subject.container.key):
+                return None
+        except LedgerError as error:
+            return str(error)
         return f"process {frozen.tgid}: its cgroup is frozen"
 
     def intents(self, act: str, subject: Subject) -> list[LedgerEntry]:
@@ -99,22 +102,27 @@ class Checkpoints:
         return entries
 
     def apply(self, command: str, subject: Subject) -> None:
-        """All processes, or CheckpointError at the first that cannot."""
+        """All processes that the ledger has, or CheckpointError at the first that cannot.
+
+        One without an entry used no CUDA a moment ago, and may by now: nothing would undo what is done to it.
+        """
         library, entries = self.library.path(), self._in_ledger()
         for process in subject.processes:
+            if process not in entries:
+                continue
             options = ("--ours",) if process in self._mine else ()
-            answer = ask(command, process, library, *options, *needs_option(entries.get(process)))
+            answer = ask(command, process, library, *options, *needs_option(entries[process]))
             self._note(process, answer)
             if answer.kind is AnswerKind.DONE or answer.kind in _NOTHING_TO_DO:
                 continue
             raise CheckpointError(f"process {process.tgid}: {answer.error or answer.kind}")
 
     def note_held(self, subject: Subject) -> None:
-        """What the processes hold now, into their entries of `swap`. CheckpointError, LedgerError."""
+        """What the processes hold now, into the entries of `swap` that they have. CheckpointError, LedgerError."""
         known = self._in_ledger()
         for entry in self.intents("swap", subject):
             before = known.get(entry.process) if entry.process is not None else None
-            if self.ledger is not None and (before is None or before.device_bytes != entry.device_bytes):
+            if self.ledger is not None and before is not None and before.device_bytes != entry.device_bytes:
                 self.ledger.intend(entry)
 
     def _note(self, process: ProcessId, answer: HelperAnswer) -> None:
@@ -125,7 +133,8 @@ class Checkpoints:
         else:
             acted(process, foreign=answer.kind is AnswerKind.FOREIGN and process not in self._mine)
         if answer.kind is AnswerKind.UNSUPPORTED:
-            self._refused = {one: why for one, why in self._refused.items() if self.procfs.is_alive(one)}
+            for one in [one for one in tuple(self._refused) if not self.procfs.is_alive(one)]:
+                self._refused.pop(one, None)  # in place: the containers' threads share it
             self._refused[process] = "it is an MPS client or shares memory with other processes: the driver refuses"
 
     def _refusal_of(self, process: ProcessId) -> str | None:
@@ -144,7 +153,8 @@ class Checkpoints:
         return any(entry.act == "freeze" and entry.container == container for entry in entries)
 
     def _about_to_act(self, process: ProcessId, found: CheckpointState | None) -> None:
-        self._mine = {one for one in self._mine if self.procfs.is_alive(one)}
+        for one in [one for one in tuple(self._mine) if not self.procfs.is_alive(one)]:
+            self._mine.discard(one)  # in place: the containers' threads share it
         if found is CheckpointState.RUNNING:
             self._mine.discard(process)
         else:

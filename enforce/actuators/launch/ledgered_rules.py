@@ -29,6 +29,7 @@ from enforce.model import FULL, Actuator, Level, Target
 
 _log = logging.getLogger(__name__)
 REAFFIRM_NS: Final = 5 * NS_PER_SECOND
+_LEADER_ENDED = "ZX"  # its other threads live
 _MAY_BE_STOPPED = "TD"  # a process frozen by a v1 freezer shows D, and may be stopped as well
 
 
@@ -108,7 +109,11 @@ class LedgeredRules:
 
     def _may_be_stopped(self, process: ProcessId) -> bool:
         try:
-            return self._proc.is_alive(process) and self._proc.stat(process.tgid).state in _MAY_BE_STOPPED
+            if not self._proc.is_alive(process):
+                return False
+            state = self._proc.stat(process.tgid).state
+            states = self._proc.thread_states(process.tgid) if state in _LEADER_ENDED else {state}
+            return not states.isdisjoint(_MAY_BE_STOPPED)
         except GoneError:
             return False
         except SetupError:  # it cannot be read now

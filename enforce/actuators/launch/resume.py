@@ -17,11 +17,10 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from agent.core.errors import GoneError
 from agent.core.model import ProcessId
 from agent.node.pidfd import Pidfd
 from agent.node.procfs import Procfs
@@ -47,7 +46,7 @@ from agent.probes.abi import (
 from enforce.actuators.launch.pace import busy_total_ns, is_busy
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
-_STOPPED, _TRACED = "T", "t"
+_STOPPED, _TRACED, _FROZEN, _ENDED = "T", "t", "D", "Z"
 _PENDING = re.compile(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", re.MULTILINE)
 _UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _SIGSTOP_BIT = 1 << (signal.SIGSTOP - 1)
@@ -60,21 +59,21 @@ def resume(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
     with Pidfd(entry.process, procfs) as pidfd:
         tgid = entry.process.tgid
         stopping = _stop_is_pending(tgid, procfs)  # first: what is pending now may have been delivered below
-        states = set(_thread_states(tgid, procfs))
+        states = procfs.thread_states(tgid)
         if _TRACED in states:
             return UndoOutcome.TRACED
-        if _STOPPED not in states and not stopping:
+        if not (_STOPPED in states or stopping or _may_be_frozen(states)):
             return UndoOutcome.RUNNING
         pidfd.send(signal.SIGCONT)
         return UndoOutcome.RESUMED
 
 
-def _thread_states(tgid: int, procfs: Procfs) -> Iterator[str]:
-    """Of all threads: the first may have ended (Z) or wait for a disk (D) while the process is stopped."""
-    threads = Procfs(f"{procfs.root}/{tgid}/task")
-    for tid in _threads(threads):
-        with suppress(GoneError):
-            yield threads.stat(tid).state
+def _may_be_frozen(states: Collection[str]) -> bool:
+    """Whether all live threads show D: by a v1 freezer, and what was stopped before is stopped again once thawed.
+
+    Linux 6.1 and later show D for both. To a process that only waits for a disk SIGCONT does nothing.
+    """
+    return _FROZEN in states and not set(states) - {_FROZEN, _ENDED}
 
 
 def _stop_is_pending(tgid: int, procfs: Procfs) -> bool:

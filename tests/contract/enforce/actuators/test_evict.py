@@ -15,7 +15,7 @@ import pytest
 from agent.core.errors import WardenError
 from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId
 from agent.node.procfs import Procfs
-from enforce.actuators.evict import SETTLES_NS, Evict, EvictError
+from enforce.actuators.evict import SETTLES_NS, STEP_NS, Evict, EvictError
 from enforce.actuators.ladder import UnfinishedError
 from enforce.model import Subject
 from enforce.policy.model import Limits, Match, OfflineRule
@@ -164,6 +164,28 @@ def test_where_it_is_unknown_whether_it_is_an_mps_client_it_gets_no_signal_until
     with pytest.raises(UnfinishedError):
         evict.apply(target)
     assert program.wait(timeout=30) == -signal.SIGTERM
+
+
+def test_while_mps_takes_long_no_process_is_acted_on_that_may_not_be_wanted_any_more(
+    evict: Evict,
+    mps: Mps,
+    clock: SetClock,
+    start: Callable[[str], subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (start(CIVIL) for _ in range(2))
+    asked: list[ProcessId] = []
+
+    def slowly(process: ProcessId) -> bool:
+        asked.append(process)
+        clock.now_ns += STEP_NS
+        return False
+
+    monkeypatch.setattr(mps, "terminate", slowly)
+    with pytest.raises(UnfinishedError):
+        evict.apply(subject(*(process_of(program.pid) for program in (first, second))))
+    assert [process.tgid for process in asked] == [first.pid]
+    assert second.poll() is None
 
 
 def test_a_pid_that_is_another_processes_now_is_left_alone(

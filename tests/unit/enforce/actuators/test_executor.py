@@ -123,8 +123,9 @@ def test_what_cannot_be_done_here_is_reported_and_retried_later(
     assert not rungs.troubles(KEY)
 
 
-def test_half_of_an_act_is_undone(rungs: RungExecutor, chalk: Chalk, path: Path) -> None:
-    chalk.error = WardenError("the chalk broke")
+@pytest.mark.parametrize("error", [WardenError("the chalk broke"), RuntimeError("a fault of the rung's own")])
+def test_half_of_an_act_is_undone(rungs: RungExecutor, chalk: Chalk, path: Path, error: Exception) -> None:
+    chalk.error = error
     rungs.want(WANTED)
     until(lambda: "chalk" in rungs.troubles(KEY) and bool(chalk.undone), "an attempt undone")
     until(lambda: not rungs.in_force(KEY), "the rung undone")

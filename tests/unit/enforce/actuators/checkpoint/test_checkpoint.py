@@ -37,7 +37,7 @@ from enforce.actuators.checkpoint.helper import DriverLibrary
 from enforce.actuators.checkpoint.rungs import Checkpoints, room_bytes
 from enforce.actuators.checkpoint.transitions import reason_not_running
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
-from enforce.ledger.ledger import Ledger
+from enforce.ledger.ledger import Ledger, LedgerError
 from enforce.model import Subject
 from tests.support.clocks import SleepClock
 
@@ -374,6 +374,28 @@ def test_a_lock_without_an_answer_is_waited_for_however_old_it_is(
     helper.about_to_act(process)
 
 
+def test_a_lock_without_an_answer_is_ours_and_waited_for_whatever_the_next_helper_sees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    answers = [HelperAnswer(AnswerKind.STOPPED), HelperAnswer(AnswerKind.DONE, CheckpointState.LOCKED)]
+
+    def ask(*words: Any) -> HelperAnswer:
+        said.extend(word for word in words if isinstance(word, str) and word.startswith("--settle-ms"))
+        return answers.pop(0)
+
+    monkeypatch.setattr(helper, "ask", ask)
+    process, procfs = proc_with(tmp_path), Procfs(str(tmp_path))
+    helper.unanswered(process)  # it was stopped, say by a debugger, when the lock was asked for
+    helper.about_to_act(process)
+    helper.acted(process, foreign=True)  # the late lock, as the next helper sees it
+    with pytest.raises(helper.CheckpointError):
+        helper.release_process(entry_of(process), procfs)
+    assert helper.release_process(entry_of(process), procfs) is UndoOutcome.RESUMED
+    assert said == [f"--settle-ms={helper.LOCK_LIMIT_MS + 1000}"] * 2
+    helper.about_to_act(process)
+
+
 def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
     proc_with(tmp_path)
     with pytest.raises(GoneError):
@@ -471,6 +493,59 @@ def test_our_own_freeze_is_no_obstacle_and_another_writers_is(tmp_path: Path, mo
     ledger.done(ours.id)
     assert checkpoints.obstacle(subject) == f"process {TGID}: its cgroup is frozen"
     assert Checkpoints(None, Present()).obstacle(subject) == f"process {TGID}: its cgroup is frozen"
+
+
+def subject_of(*processes: ProcessId) -> Subject:
+    key = ContainerKey("c:training")
+    return Subject(Container(key, "training", "runc"), processes, frozenset(), None)  # type: ignore[arg-type]
+
+
+def test_a_process_without_an_entry_is_not_locked_though_it_uses_cuda_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = ProcessId(TGID, 1), ProcessId(TGID + 1, 1)
+    asked: list[tuple[str, ProcessId]] = []
+
+    def ask(act: str, process: ProcessId, *_: str) -> HelperAnswer:
+        asked.append((act, process))
+        if act in ("state", "held"):
+            return HelperAnswer(
+                AnswerKind.NO_CUDA if process == newer else AnswerKind.DONE, after=CheckpointState.RUNNING
+            )
+        return HelperAnswer(AnswerKind.DONE, CheckpointState.RUNNING, CheckpointState.LOCKED)
+
+    monkeypatch.setattr(rungs, "ask", ask)
+    ledger = Ledger(tmp_path / "ledger")
+    lock = rungs.Lock(Checkpoints(ledger, Present(), Procfs(str(tmp_path))))
+    for entry in lock.intents(subject_of(older, newer)):
+        ledger.intend(entry)
+    lock.apply(subject_of(older, newer))
+    assert [process for act, process in asked if act == "lock"] == [older]
+
+
+def test_what_uses_cuda_only_once_the_others_are_locked_gets_no_entry_that_nothing_would_undo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = ProcessId(TGID, 1), ProcessId(TGID + 1, 1)
+    monkeypatch.setattr(
+        rungs, "ask", lambda *_: HelperAnswer(AnswerKind.DONE, after=CheckpointState.RUNNING, held={GPU: GIB})
+    )
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.intend(LedgerEntry.of("swap", older, ContainerKey("c:training"), 0, "/usr/lib/libcuda.so.1"))
+    Checkpoints(ledger, Present(), Procfs(str(tmp_path))).note_held(subject_of(older, newer))
+    assert [(entry.process, entry.device_bytes) for entry in ledger.outstanding()] == [(older, ((GPU, GIB),))]
+
+
+def test_a_ledger_that_cannot_be_read_is_an_obstacle_and_no_failed_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Locked(Ledger):
+        def outstanding(self) -> list[LedgerEntry]:
+            raise LedgerError("another process holds the ledger")
+
+    monkeypatch.setattr(rungs, "reason_not_running", lambda *_: "its cgroup is frozen")
+    checkpoints = Checkpoints(Locked(tmp_path / "ledger"), Present())
+    assert checkpoints.obstacle(subject_of(ProcessId(TGID, 1))) == "another process holds the ledger"
 
 
 def test_that_there_is_no_driver_is_believed_for_a_minute(tmp_path: Path) -> None:
