@@ -158,18 +158,27 @@ class FaultMonitor:
         after, response = respond(record, self._server_state(endpoint, control, server, now_ns), now_ns, self._grace_ns)
         if record is None or response.end_server:
             _log.warning("%s (server %s of daemon %d)", response.reason, server.name, endpoint.daemon.process.tgid)
-        if response.end_server:
-            self._end(control, server)
+        if response.end_server and not self._end(control, server, endpoint.clients):
+            return record, response  # judged anew at the next look
         return after, response
 
-    def _end(self, control: MpsControl, server: MpsServer) -> None:
+    def _end(self, control: MpsControl, server: MpsServer, judged: Collection[MpsClient]) -> bool:
+        """False where a client has connected that was not judged."""
         try:
             if any(now.name == server.name and now.faulted for now in control.servers()):
+                if newer := set(control.clients()) - set(judged):
+                    _log.warning(
+                        "MPS server %s is not ended: process %d has connected",
+                        server.name,
+                        min(one.tgid for one in newer),
+                    )
+                    return False
                 control.shut_down(server)
                 self.ended += 1
                 _log.warning("MPS server %s ended; what supervises MPS here has to start it again", server.name)
         except WardenError as error:
             _log.warning("MPS server %s could not be ended: %s", server.name, error)
+        return True
 
     def _server_state(self, endpoint: MpsEndpoint, control: MpsControl, server: MpsServer, now_ns: int) -> ServerState:
         where: dict[int, frozenset[DeviceUuid]] = {}
@@ -180,14 +189,27 @@ class FaultMonitor:
             (client.server, self._client_state(client, endpoint, where.get(client.tgid))) for client in endpoint.clients
         )
         own = tuple(client for name, client in clients if name == server.name)
-        all_of_daemon = tuple(client for _, client in clients)
+        broken, fatal = self._broken(endpoint, now_ns), self._fatal(endpoint, now_ns)
+        faulted = {other.name for other in endpoint.servers if other.faulted}
+        # The fault's device is lost to this server's clients; to a healthy server's only if it is to everything.
+        all_of_daemon = tuple(
+            client if name in faulted or is_lost(client, fatal) else replace(client, devices=None)
+            for name, client in clients
+        )
         endangered = own if control.protocol == 3 else all_of_daemon
-        return ServerState(server.faulted, self._broken(endpoint, now_ns), own, endangered)
+        return ServerState(server.faulted, broken, own, endangered)
+
+    def _fatal(self, endpoint: MpsEndpoint, now_ns: int) -> frozenset[DeviceUuid]:
+        """Devices that are lost or broken, whatever the server."""
+        devices = (uuid for uuid, _ in endpoint.ordinals)
+        return frozenset(
+            uuid for uuid in devices if uuid in self._lost or self._is_recent(uuid, XidSeverity.FATAL, now_ns)
+        )
 
     def _broken(self, endpoint: MpsEndpoint, now_ns: int) -> frozenset[DeviceUuid]:
         """Devices on which all is lost: those that are lost or broken, and the one that the fault must be about."""
         devices = frozenset(uuid for uuid, _ in endpoint.ordinals)
-        fatal = {uuid for uuid in devices if uuid in self._lost or self._is_recent(uuid, XidSeverity.FATAL, now_ns)}
+        fatal = self._fatal(endpoint, now_ns)
         application = {uuid for uuid in devices if self._is_recent(uuid, XidSeverity.APPLICATION, now_ns)}
         suspects = fatal | application or devices
         return frozenset(fatal | (suspects if len(suspects) == 1 else set()))

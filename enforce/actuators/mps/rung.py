@@ -15,7 +15,9 @@ everything that is to be put back. Once another writer sets a daemon's limits, t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from agent.core.clock import wall_ns
@@ -71,6 +73,8 @@ class Mps:
         self._memory_bytes: dict[DeviceUuid, int] = {}
         self._plans: dict[ContainerKey, HeldLimits] = {}
         self._held: dict[ProcessId, HeldLimits] = {}  # by daemon
+        self._claimed: dict[ProcessId, ContainerKey] = {}  # daemons that are being limited now, and for whom
+        self._claiming = threading.Lock()
         self._foreign: set[ProcessId] = set()  # daemons whose limits another writer sets too
         self._caught: set[ProcessId] = set()
         self.foreign_writes = 0
@@ -98,8 +102,9 @@ class Mps:
         endpoint = endpoint_of(subject, state)
         daemon = endpoint.daemon.process if endpoint else None
         held = self._held.get(daemon) if daemon else None
-        if held and held.container != subject.container.key:
-            return f"the MPS daemon is limited for {self._name(held.container)} already, which reaches its clients too"
+        holder = held.container if held else self._claimed.get(daemon) if daemon else None
+        if holder is not None and holder != subject.container.key:
+            return self._is_limited_for(holder)
         if daemon in self._foreign:
             return "another writer has changed the limits of the MPS daemon: they are left alone until it is restarted"
         if why := obstacle_to_limits(subject, state, self._workloads):
@@ -138,15 +143,31 @@ class Mps:
         held = self._plans.pop(subject.container.key)
         if not held.changes:
             return
-        for number, change in enumerate(held.changes, 1):
-            try:
-                held.control.put(change.setting, change.ours)
-            except MpsError:
-                _take_back(held.control, held.changes[:number])
-                raise
-        self._held[held.control.daemon.process] = held
+        with self._claim(held):
+            for number, change in enumerate(held.changes, 1):
+                try:
+                    held.control.put(change.setting, change.ours)
+                except MpsError:
+                    _take_back(held.control, held.changes[:number])
+                    raise
+            self._held[held.control.daemon.process] = held
         what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes)
         _log.info("%s: MPS: %s, for clients that connect later; others keep theirs", subject.container.name, what)
+
+    @contextmanager
+    def _claim(self, held: HeldLimits) -> Iterator[None]:
+        """One container at a time: another's would be taken for what was set before, and put back as that."""
+        daemon = held.control.daemon.process
+        with self._claiming:
+            now = self._held.get(daemon)
+            holder = now.container if now else self._claimed.get(daemon)
+            if holder not in (None, held.container):
+                raise MpsError(self._is_limited_for(holder))
+            self._claimed[daemon] = held.container
+        try:
+            yield
+        finally:
+            del self._claimed[daemon]
 
     def watch(self, state: MpsState) -> None:
         """Checks in the surveying thread whether what was set is still in force and still ours."""
@@ -186,6 +207,9 @@ class Mps:
             if held.reaches(client) and process not in held.known | safe | self._caught:
                 self._caught.add(process)
                 _log.warning("MPS: process %d connected while others were limited: it has their limit", process.tgid)
+
+    def _is_limited_for(self, holder: ContainerKey) -> str:
+        return f"the MPS daemon is limited for {self._name(holder)} already, which reaches its clients too"
 
     def _name(self, key: ContainerKey) -> str:
         workload = self._workloads.get(key)

@@ -95,14 +95,19 @@ DAEMON = Daemon(ProcessId(5, 1), "/run/mps", "nvidia-cuda-mps-control")
 
 @dataclass
 class Control:
-    """A daemon whose one server has met a fault."""
+    """A daemon whose server 7 has met a fault; `others` are well."""
 
     faulted: bool = True
     ended: list[str] = field(default_factory=list)
     protocol: int = 2
+    others: tuple[MpsServer, ...] = ()
+    connected: tuple[MpsClient, ...] = (BATCH_CLIENT, CHAT_CLIENT)
 
     def servers(self) -> tuple[MpsServer, ...]:
-        return (MpsServer("7", 7, "FAULT" if self.faulted else "ACTIVE"),)
+        return (MpsServer("7", 7, "FAULT" if self.faulted else "ACTIVE"), *self.others)
+
+    def clients(self) -> tuple[MpsClient, ...]:
+        return self.connected
 
     def shut_down(self, server: MpsServer) -> None:
         self.ended.append(server.name)
@@ -119,6 +124,7 @@ class Stage:
         self.on: dict[DeviceUuid, tuple[int, ...]] = {GPU_0: (10, 20)}
         self.at_ns = 0
         self.working: tuple[str, ...] = ()
+        self.clients = (BATCH_CLIENT, CHAT_CLIENT)
         self.faults.look({}, self.snapshot())  # before anything happens
 
     def xid(self, device: DeviceUuid, xid: int) -> None:
@@ -145,13 +151,13 @@ class Stage:
         here = self.workloads_of()
         self.survey.state = MpsState(1 << 62)  # so new that no survey begins
         self.faults.look(here, self.snapshot())
-        connected = ((ProcessId(10, 1), BATCH_CLIENT), (ProcessId(20, 1), CHAT_CLIENT))
+        connected = tuple((ProcessId(client.tgid, 1), client) for client in self.clients)
         place = MpsEndpoint(
             DAEMON,
             None,
             cast(Any, self.control),
             self.control.servers(),
-            (BATCH_CLIENT, CHAT_CLIENT),
+            self.clients,
             ordinals=((GPU_0, 0), (GPU_1, 1)),
             device_clients=tuple(self.on.items()),
             connected=connected,
@@ -216,6 +222,31 @@ def test_a_lost_device_speaks_for_itself() -> None:
     stage.readings = {uuid: replace(reading, lost=True) for uuid, reading in stage.readings.items()}
     stage.watch(1)
     stage.watch(40)
+    assert stage.control.ended == ["7"]
+
+
+def test_an_idle_client_of_a_healthy_server_keeps_the_daemon_though_it_is_on_the_same_device() -> None:
+    stage = Stage()
+    stage.control.others = (MpsServer("8", 8, "ACTIVE"),)
+    stage.clients = stage.control.connected = (BATCH_CLIENT, MpsClient(20, "8"))
+    stage.xid(GPU_0, 31)
+    stage.watch(1)
+    stage.watch(40)
+    assert stage.control.ended == []
+    stage.readings[GPU_0] = replace(stage.readings[GPU_0], lost=True)  # then it is lost to every server
+    stage.watch(1)
+    assert stage.control.ended == ["7"]
+
+
+def test_a_client_that_connected_since_the_look_keeps_the_server_until_it_was_looked_at() -> None:
+    stage = Stage()
+    stage.xid(GPU_0, 31)
+    stage.watch(1)
+    stage.control.connected = (BATCH_CLIENT, CHAT_CLIENT, MpsClient(30, "7"))
+    stage.watch(40)
+    assert stage.control.ended == []
+    stage.control.connected = (BATCH_CLIENT, CHAT_CLIENT)  # it has gone
+    stage.watch(1)
     assert stage.control.ended == ["7"]
 
 

@@ -25,6 +25,7 @@ from agent.core.model import (
     Usage,
 )
 from agent.node.procfs import Procfs
+from enforce.actuators.mps import rung as rung_module
 from enforce.actuators.mps.daemons import is_daemon
 from enforce.actuators.mps.limits import MIN_SAMPLES, OnlineActivity, percent, quota
 from enforce.actuators.mps.limits import changes as limit_changes
@@ -244,6 +245,38 @@ def test_limits_are_set_once_and_the_entry_names_everything_that_is_to_be_put_ba
     assert stage.control.values == limited
     stage.put_back(entry)
     assert stage.control.values == FREE
+
+
+def test_of_two_containers_that_limit_one_daemon_at_once_the_second_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
+    stage.look(seconds=20)
+    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    (entry,) = stage.rung.intents(subject())
+    stage.rung.intents(other)  # nothing is set yet
+    stage.rung.apply(subject())
+    with pytest.raises(MpsError, match="is limited for batch already"):
+        stage.rung.apply(other)
+    with pytest.raises(MpsError, match="is limited for batch already"):
+        stage.rung.intents(other)
+    stage.put_back(entry)
+    assert stage.control.values == FREE
+
+
+def test_while_one_container_is_limiting_a_daemon_another_one_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
+    stage.look(seconds=20)
+    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    refused: list[str] = []
+
+    def put(setting: MpsSetting, value: str) -> None:
+        with pytest.raises(MpsError) as error:
+            stage.rung.intents(other)
+        refused.append(str(error.value))
+        stage.control.values[setting] = value
+
+    monkeypatch.setattr(stage.control, "put", put)
+    stage.apply()
+    assert len(refused) == len(FREE)
 
 
 def test_what_was_put_back_is_set_again_as_an_act_of_its_own() -> None:
