@@ -10,6 +10,7 @@ snapshot repeats. A collector that fails is reported and hides nothing else.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
@@ -125,12 +126,16 @@ class ContainerLosses:
         found = {key: {"member": count} for key, count in self._members.refused_of.items()}
         if self._tenants is None:
             return found
+        owned = set(self._tenants.owners.values()) | self._tenants.lost.keys()
+        self._names = {tenant: key for tenant, key in self._names.items() if tenant in owned}
         for process, tenant in self._tenants.owners.items():
             if tenant not in self._names and (member := self._members.get(process)) is not None:
                 self._names[tenant] = member.container.key
         for tenant, lost in self._tenants.lost.items():
             if lost and tenant in self._names:
-                found.setdefault(self._names[tenant], {}).update(lost)
+                sums = Counter(found.get(self._names[tenant], {}))
+                sums.update(lost)
+                found[self._names[tenant]] = dict(sums)
         return found
 
 
@@ -338,4 +343,4 @@ class Pipeline:
             self.totals.end((container for key, container in before.items() if key not in remaining), now_ns)
         self._exited.forget(dead, probed)
         if self._exited.sweeps:
-            self._engine.retain_names(self._exited.known)
+            self._engine.retain_names(self._exited.known, self.members.proc)

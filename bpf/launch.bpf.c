@@ -79,8 +79,10 @@ static __always_inline void count_launch(const struct process_id *id, __u32 devi
 {
 	struct launch_key key = {.process = *id, .device = device, .function = grid->function};
 	struct launch_value initial = {};
-	struct launch_value *value = find_or_add(&launches, &key, &initial, LOST_LAUNCH_FUNCTION);
+	struct launch_value *value = NULL;
 
+	if (grid->function) /* 0 is in the other map alone: the sums of both would be taken for one that moves */
+		value = find_or_add(&launches, &key, &initial, LOST_LAUNCH_FUNCTION);
 	if (!value) {
 		key.function = 0;
 		value = find_or_add(&other_launches, &key, &initial, LOST_LAUNCH);

@@ -116,8 +116,9 @@ struct thread {
 	__u64 wait_queued_ns;
 	__u32 epoch;
 	__u16 open;
-	__u8 gate; /* 1 + slot of the gate that counts its request; 0: none does */
-	__u8 in_gate; /* 1 + slot of the gate that counts its wait */
+	__u16 gates; /* one bit for each slot whose gate counts its request: those that it has launched on */
+	__u16 in_gates; /* … whose gate counts its wait */
+	__u16 _pad[3];
 	__u64 spins; /* its wait is a loop of queries */
 	struct awaited awaited; /* by the wait that it is in, or the latest query */
 	struct queued_streams streams; /* of its request */

@@ -322,7 +322,7 @@ PROBE("uretprobe", memory_free_return)
 	if (succeeded(ctx))
 		end_free(freeing);
 	else if (!freeing->is_shared)
-		bpf_map_update_elem(&allocations, &freeing->key, &freeing->allocation, BPF_ANY);
+		put(&allocations, &freeing->key, &freeing->allocation, LOST_ALLOCATION);
 	bpf_map_delete_elem(&freeings, &tid);
 	return 0;
 }

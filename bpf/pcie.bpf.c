@@ -190,10 +190,10 @@ static __always_inline void advance_link(struct link *link, __u64 least)
 /* Adds it to what is under way: what was before it, ns from now. */
 static __always_inline __u64 queue_copy(struct link *link, __u64 ns, __u64 now)
 {
-	__u64 before = link->queued_until_ns;
+	__u64 before = link->queued_until_ns, most = now + LINK_LONGEST_NS;
 
-	if (before < now)
-		__sync_val_compare_and_swap(&link->queued_until_ns, before, now);
+	if (before < now || before > most)
+		__sync_val_compare_and_swap(&link->queued_until_ns, before, before < now ? now : most);
 	return less(__sync_fetch_and_add(&link->queued_until_ns, ns), now);
 }
 

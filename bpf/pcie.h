@@ -24,6 +24,8 @@
 #define LINK_LEAD_NS 2000000ull
 /* So much of offline copies may be under way where an online process could copy. */
 #define LINK_QUEUE_NS 500000ull
+/* What is under way is believed for so long, before the next copy: arguments of calls may name any size. */
+#define LINK_LONGEST_NS 1000000000ull
 /* What a container had under way before that held for it is not known: it gets so long to end. */
 #define LINK_SETTLE_NS 50000000ull
 

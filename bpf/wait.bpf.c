@@ -45,12 +45,31 @@ static __always_inline void forget_functions(struct process *process)
 }
 
 /* Where it was counted: the process may have launched elsewhere since, or have another rule. */
+/* Read anew for each slot: of a copy the verifier would follow every combination of bits. */
+static __always_inline __u32 slots_from(const __u16 *mask, __u32 slot)
+{
+	return *(const volatile __u16 *)mask >> slot;
+}
+
+/* The thread enters (+1) or leaves (−1) a wait for work of its slots. */
+__noinline int count_waits(int change)
+{
+	struct thread *thread = this_thread();
+
+	if (!thread)
+		return 0;
+	for (__u32 slot = 0; slot < SLOTS && slots_from(&thread->in_gates, slot); slot++)
+		if (slots_from(&thread->in_gates, slot) & 1)
+			count_waiting(slot, change);
+	return 0;
+}
+
 static __always_inline void leave_gate(struct thread *thread)
 {
-	if (!thread->in_gate)
+	if (!thread->in_gates)
 		return;
-	count_waiting(thread->in_gate - 1, -1);
-	thread->in_gate = 0;
+	count_waits(-1);
+	thread->in_gates = 0;
 }
 
 static __always_inline void end_spin(struct thread *thread)
@@ -121,16 +140,36 @@ static __always_inline int take_gated(struct process *process, __u32 slot)
 	return 0;
 }
 
-/* The thread's request, if a gate counts it, is over. */
-static __always_inline void close_own_gate(struct process *process, struct thread *thread, __u64 now)
+/* The thread's request is over, as far as gates count it. Verified once, not at each call. */
+__noinline int close_own_gates(__u64 now)
 {
-	__u32 slot = thread->gate - 1;
+	struct process_id id = this_process();
+	struct process *process = bpf_map_lookup_elem(&processes, &id);
+	struct thread *thread = this_thread();
 
-	thread->gate = 0;
-	if (slot >= SLOTS)
-		return;
-	if (take_gated(process, slot))
-		close_gate_requests(slot, 1, now);
+	if (!process || !thread)
+		return 0;
+	for (__u32 slot = 0; slot < SLOTS && slots_from(&thread->gates, slot); slot++)
+		if (slots_from(&thread->gates, slot) & 1 && take_gated(process, slot))
+			close_gate_requests(slot, 1, now);
+	thread->gates = 0;
+	return 0;
+}
+
+static __always_inline int has_request(const struct process *process, const struct thread *thread)
+{
+	return thread->open && thread->epoch == epoch_of(process);
+}
+
+/* The thread's request launches on this device: whether for the first time. */
+static __always_inline int open_own_gate(struct process *process, struct thread *thread, __u32 slot, __u64 now)
+{
+	if (slot >= SLOTS || thread->gates >> slot & 1)
+		return 0;
+	thread->gates |= 1 << slot;
+	open_gate_request(slot, now);
+	__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], 1);
+	return 1;
 }
 
 /* Every request of the process is over. */
@@ -164,17 +203,19 @@ static __always_inline void open_request(struct process *process, struct thread 
 	}
 	process->launches++;
 	note_function(process, function);
-	if (thread && !(thread->open && thread->epoch == epoch_of(process))) {
+	if (thread && !has_request(process, thread)) {
 		thread->start_ns = now;
-		thread->gate = 0;
+		thread->gates = 0;
 		forget_streams(&thread->streams);
-		if (gate) { /* before the request: who ends all of them meanwhile leaves nothing at the gate */
-			thread->gate = slot + 1;
-			open_gate_request(slot, now);
-			__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], 1);
-		}
+		if (gate) /* before the request: a wait that ends all of them meanwhile leaves nothing at the gate */
+			open_own_gate(process, thread, slot, now);
 		thread->epoch = __sync_fetch_and_add(&process->requests, 1) >> 32;
 		thread->open = 1;
+	} else if (thread && gate) {
+		int opened = open_own_gate(process, thread, slot, now);
+
+		if (opened && !has_request(process, thread) && take_gated(process, slot))
+			close_gate_requests(slot, 1, now); /* such a wait came before, and has not seen it */
 	}
 	if (gate) {
 		revive_requests(gate, now);
@@ -234,9 +275,9 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	struct rule *rule = own_rule(id, thread, now);
 	__u64 busy = busy_total_of(process->slot, now), backlog;
 
-	if (takes_gate(rule) && open_of(process) && !thread->in_gate && process->slot < SLOTS) {
-		thread->in_gate = process->slot + 1;
-		count_waiting(process->slot, 1);
+	if (takes_gate(rule) && open_of(process) && !thread->in_gates && process->slot < SLOTS) {
+		thread->in_gates = has_request(process, thread) && thread->gates ? thread->gates : 1 << process->slot;
+		count_waits(1);
 	}
 	thread->awaited.stream = stream;
 	thread->awaited.until_ns = until_ns;
@@ -254,7 +295,8 @@ static __always_inline __u32 end_own(struct process *process, struct thread *thr
 
 	if (before) {
 		thread->open = 0;
-		close_own_gate(process, thread, now);
+		if (thread->gates)
+			close_own_gates(now);
 	}
 	return before;
 }
@@ -270,7 +312,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 	__u64 start_ns = thread->start_ns;
 	int all = drain(thread->awaited.stream, thread->awaited.until_ns, 1);
 	int own = drain(thread->awaited.stream, thread->awaited.until_ns, 0);
-	int is_open = thread->open && thread->epoch == epoch_of(process);
+	int is_open = has_request(process, thread);
 	__u32 before;
 
 	if (!own && is_open)

@@ -28,7 +28,6 @@ SECOND_TRIES: Final[Mapping[str, str]] = {
     "tests/e2e/enforcing/test_two_quantiles.py": "a service is to be late by its load, not by a machine that stalls",
     "tests/e2e/enforcing/test_fixed_share.py": "shares of time that are measured over some seconds",
     "tests/e2e/enforcing/test_deadlines.py": "requests that have to end within 60 ms",
-    "tests/e2e/observing/test_restarts.py": "once in six whole runs 63 launches had no device; why is not found yet",
     "tests/e2e/observing/test_bench_attribution.py": "estimates by what NVML polled in a few seconds",
 }
 """Files of tests that judge what a stall of the machine changes, and why; at most five, none is the aim"""

@@ -185,7 +185,7 @@ class Guardian:
             link.free_posted = 0
         for key, pause in self._stops.items():
             if pause.kind == abi.PAUSE_STOPPED and key.id() not in self._schedule.stops:
-                self._on_stopped(pause)
+                self._on_stopped(key, pause)
 
     def _resume_all(self) -> None:
         self._ring.consume()  # the lease is over: few come meanwhile
@@ -229,6 +229,8 @@ class Guardian:
                     record.copy_paused_ns += paused_ns
                 record.resumes += 1
                 self._write(process, record)
+            else:  # it ended before it ever ran again: no pidfd is there that would say so later
+                self._schedule.forget(process)
         except (OSError, WardenError) as error:
             self._pidfds.drop_all()
             self._count(f"process {process.tgid} cannot be resumed now", error)
@@ -265,7 +267,7 @@ class Guardian:
         if wake.kind == abi.PAUSE_STOPPED:
             pause = self._stops.get(wake.process)
             if pause is not None:  # or it was resumed already
-                self._on_stopped(pause)
+                self._on_stopped(wake.process, pause)
         elif wake.kind == abi.PAUSE_FREE:
             self._gates[wake.slot].free_posted = 0
         elif wake.kind == abi.PAUSE_LINK_FREE:
@@ -280,8 +282,10 @@ class Guardian:
         record.stopped_at_ns = held.at_ns
         self._write(process, record)
 
-    def _on_stopped(self, pause: abi.Pause) -> None:
-        process = pause.process.id()
+    def _on_stopped(self, key: abi.ProcessKey, pause: abi.Pause) -> None:
+        """By the key: a thread of a process that was there before may have written into the entry since."""
+        pause.process = key
+        process = key.id()
         self._schedule.add(pause)
         self._allocations.ran(process, pause.at_ns)
         record = self._record(process)

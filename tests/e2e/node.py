@@ -31,6 +31,7 @@ from tools.harness.wait import until
 ROOT = Path(__file__).resolve().parents[2]
 
 PATIENCE_SECONDS = 60.0
+ISOLATED = "tools.harness.isolated_agent"
 
 # Requests that always overlap: the gate stays shut, so a stop lasts until it is undone or max_pause is over.
 ALWAYS_BUSY = ("--rate", "10", "--kernels", "40", "--kernel-us", "5000", "--seconds", "3600", "--start-now")
@@ -207,9 +208,17 @@ class Node:
 
     @contextmanager
     def agent(
-        self, policy: str | None, *extra: str, run_dir: str = "run", under: Sequence[str] = ()
+        self,
+        policy: str | None,
+        *extra: str,
+        run_dir: str = "run",
+        under: Sequence[str] = (),
+        module: str = "gpuwarden",
     ) -> Iterator[Agent]:
-        """The agent as people run it, or `under` another program. Killing or ending it inside is fine."""
+        """The agent as people run it, or `under` another program. Killing or ending it inside is fine.
+
+        `module`: ISOLATED where what other tests on this machine run would change the figures.
+        """
         path = self.folder / f"{run_dir}.yaml" if policy is not None else None
         if path is not None:
             path.write_text(policy or "")
@@ -217,7 +226,8 @@ class Node:
         log, decisions = self.folder / f"{run_dir}.log", self.folder / f"{run_dir}.decisions"
         port = endpoint_port()
         given = ["--policy", str(path)] if path else []
-        command = [*under, *self.command("run", *given, "--run-dir", str(self.folder / run_dir), *self.ledger, *extra)]
+        arguments = ["run", *given, "--run-dir", str(self.folder / run_dir), *self.ledger, *extra]
+        command = [*under, sys.executable, "-m", module, *arguments]
         with log.open("wb") as stderr, decisions.open("ab") as stdout:
             process = subprocess.Popen(
                 [*command, "--listen", f"127.0.0.1:{port}"],

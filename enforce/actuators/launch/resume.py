@@ -28,6 +28,7 @@ from agent.probes.abi import (
     ANNOUNCED_NS,
     HASTY_ALWAYS,
     LINK_LEAD_NS,
+    LINK_LONGEST_NS,
     LINK_QUEUE_NS,
     PAUSE_COPY,
     PAUSE_GATE,
@@ -433,7 +434,8 @@ def _lead_ns(link: Link, copy: HeldCopy, now_ns: int) -> int:
 
 def let_through(link: Link, copy: HeldCopy, now_ns: int) -> None:
     """The copy begins now. The kernel writes the same words: of two that do so at once, one counts for nothing."""
-    link.queued_until_ns = until_ns = max(int(link.queued_until_ns), now_ns) + copy.link_ns
+    under_way_ns = min(max(int(link.queued_until_ns), now_ns), now_ns + LINK_LONGEST_NS)
+    link.queued_until_ns = until_ns = under_way_ns + copy.link_ns
     for one in link.copiers:
         if one.group == copy.group:
             one.until_ns = until_ns + copy.link_ns

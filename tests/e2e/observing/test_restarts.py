@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from agent.core.model import Snapshot
-from tests.e2e.node import Agent, Node
+from tests.e2e.node import ISOLATED, Agent, Node
 from tools.harness.wait import until
 
 KERNELS = 7  # of each graph
@@ -27,13 +27,13 @@ def functions(agent: Agent, name: str) -> set[str]:
 
 def unknown(snapshot: Snapshot) -> dict[str, int]:
     """What the agent could not tell of launches."""
-    return {key: count for key, count in snapshot.lost.items() if count and key in ("graph", "launches:no_device")}
+    return {key: count for key, count in snapshot.lost.items() if count and key in ("map:graph", "launches:no_device")}
 
 
 def test_after_a_restart_the_graphs_devices_and_names_of_what_runs_are_known(node: Node) -> None:
     both = node.name("graphs"), node.name("plain")
     with (
-        node.agent(None, run_dir="restarts") as agent,
+        node.agent(None, run_dir="restarts", module=ISOLATED) as agent,
         node.container("graphs", "offline", GRAPHS),
         node.container("plain", "offline", PLAIN),
     ):
@@ -43,7 +43,7 @@ def test_after_a_restart_the_graphs_devices_and_names_of_what_runs_are_known(nod
         assert unknown(agent.snapshot()) == {}
         agent.process.terminate()
         agent.process.wait(timeout=60)
-        with node.agent(None, run_dir="restarts") as later:
+        with node.agent(None, run_dir="restarts", module=ISOLATED) as later:
             until(lambda: all(kernels(later, name) > 10 * KERNELS for name in both), "launches of both")
             assert kernels(later, both[0]) % KERNELS == 0
             until(lambda: functions(later, both[1]) == names, "its functions, by name")

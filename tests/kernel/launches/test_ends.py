@@ -80,6 +80,16 @@ def test_a_request_is_over_at_the_gate_where_it_began(driver: Driver, probes: Li
         assert [gate.open for gate in gates] == [0, 0]
 
 
+def test_a_request_that_launches_on_two_devices_is_counted_at_both_gates(
+    driver: Driver, probes: LibcudaProbes, gates: Any
+) -> None:
+    with driver.start("linger=yes", LAUNCH, "set:1", LAUNCH, LAUNCH, "set:0", LAUNCH) as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert [gate.open for gate in gates] == [1, 1]
+
+
 def test_a_request_that_began_before_the_rule_takes_nothing_from_the_gate(
     driver: Driver, probes: LibcudaProbes, gates: Any
 ) -> None:
@@ -104,6 +114,19 @@ def test_a_gate_is_busy_for_all_of_a_long_wait(driver: Driver, probes: LibcudaPr
     kernel_ns = 100_000_000  # five times as long as a request may be silent
     before_ns = gates[0].busy_total_ns
     with driver.start(f"launch:1x1x1:32x1x1:0:{kernel_ns}", "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+    assert gates[0].busy_total_ns - before_ns >= kernel_ns
+
+
+def test_a_long_wait_keeps_the_gate_of_each_device_that_the_request_launched_on(
+    driver: Driver, probes: LibcudaProbes, gates: Any
+) -> None:
+    kernel_ns = 100_000_000
+    before_ns = gates[0].busy_total_ns
+    long_kernel = f"launch:1x1x1:32x1x1:0:{kernel_ns}"
+    with driver.start("threads=0", long_kernel, f"1+set:1+{LAUNCH}+sync", "sync") as driven:
         serve_online(probes, driven)
         driven.begin()
         driven.finish()

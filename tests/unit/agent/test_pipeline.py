@@ -8,7 +8,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +40,7 @@ from agent.core.model import (
     Usage,
 )
 from agent.node.procfs import Procfs
-from agent.pipeline import Pipeline
+from agent.pipeline import ContainerLosses, Pipeline
 
 N = TypeVar("N", int, float)
 SECOND = 1_000_000_000
@@ -341,3 +342,18 @@ def test_whatever_is_missing_the_parts_add_up_and_no_launch_is_lost_uncounted(ra
     booked = sum(usage.totals.launches for one in snapshot.ended for usage in one.usage)
     lost = sum(count for name, count in snapshot.lost.items() if name.startswith("launches:"))
     assert booked + lost == world.launched
+
+
+def test_losses_of_a_containers_cgroups_add_up_and_nothing_is_kept_of_those_that_are_gone() -> None:
+    web = Container(ContainerKey("unit:web"), "web", "systemd")
+    members = SimpleNamespace(refused_of={web.key: 2}, get=lambda _: SimpleNamespace(container=web))
+    tenants = SimpleNamespace(owners={ProcessId(1, 1): 71, ProcessId(2, 1): 72}, lost={})
+    losses = ContainerLosses(cast(Any, members), cast(Any, tenants))
+    tenants.lost = {
+        71: {"launch": 3, "thread": 1},
+        72: {"launch": 4},
+    }  # restarted: one unit, two cgroups
+    assert losses.by_container() == {web.key: {"member": 2, "launch": 7, "thread": 1}}
+    tenants.owners, tenants.lost = {}, {72: {"launch": 4}}
+    assert losses.by_container() == {web.key: {"member": 2, "launch": 4}}
+    assert set(losses._names) == {72}

@@ -232,6 +232,24 @@ def test_where_the_ring_was_full_all_stops_are_looked_through_and_gates_and_link
     assert (it._gates[3].free_posted, it._links[5].free_posted) == (0, 0)
 
 
+def test_what_another_threads_late_write_says_of_an_entry_does_not_leave_its_process_stopped(it: Guardian) -> None:
+    stop(it, 7, reported=False)
+    stops_of(it)[ProcessId(7, 1)].process = ProcessKey(9, 1)  # the process that had the place in the map before
+    it._receive(bytes(Wake(PAUSE_STOPPED, 0, ProcessKey(7, 1))))
+    assert set(it._schedule.stops) == {ProcessId(7, 1)}
+
+
+def test_nothing_is_kept_of_a_process_that_ended_before_it_was_ever_resumed(
+    it: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian, "resume_process", lambda *_: False)
+    for tgid in range(7, 17):
+        stop(it, tgid)
+    assert it._schedule._credits
+    it._resume_all()
+    assert not it._schedule._credits
+
+
 def test_a_process_is_taken_out_of_the_stops_before_it_is_resumed(
     it: Guardian, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent.core.model import DeviceReading, DeviceUuid, ProcessId
 from agent.probes.abi import (
     LINK_LEAD_NS,
+    LINK_LONGEST_NS,
     LINK_QUEUE_NS,
     LINK_SETTLE_NS,
     LINKS,
@@ -31,7 +32,7 @@ from agent.probes.abi import (
     Rule,
 )
 from enforce.actuators.launch.pace import PAYLOAD_RATIO, Links, level_of, link_speed, rule_of
-from enforce.actuators.launch.resume import HeldCopy, ResumeSchedule, link_wait_ns
+from enforce.actuators.launch.resume import HeldCopy, ResumeSchedule, let_through, link_wait_ns
 from enforce.model import CopyLevel, Level, Target
 from enforce.policy.model import Pcie
 from tests.support.snapshots import device
@@ -110,6 +111,16 @@ def test_a_wait_is_never_negative_and_looks_again_soon(own: int, other: int, wei
     assert link_wait_ns(link_with(own, None), COPY, NOW) == 0
 
 
+def test_what_copies_claim_makes_others_wait_for_a_second_and_one_copy_at_most() -> None:
+    link = link_with(0, 0)
+    huge = replace(COPY, link_ns=600_000 * MS)
+    for _ in range(10):
+        let_through(link, huge, NOW)
+    assert link.queued_until_ns <= NOW + LINK_LONGEST_NS + huge.link_ns
+    let_through(link, COPY, NOW)
+    assert link.queued_until_ns <= NOW + LINK_LONGEST_NS + COPY.link_ns
+
+
 def test_levels_are_read_back_as_they_were_written() -> None:
     target = Target(ProcessId(1, 1), "c", (0,), 0)  # type: ignore[arg-type]
     for copies in (None, CopyLevel(), CopyLevel(3, 250, beside_online=True), CopyLevel(9, 1_000_000)):
@@ -142,5 +153,6 @@ def test_the_kernel_side_has_the_same_bounds() -> None:
     assert int(numbers["LINK_LEAD_NS"]) == LINK_LEAD_NS
     assert int(numbers["LINK_QUEUE_NS"]) == LINK_QUEUE_NS
     assert int(numbers["LINK_SETTLE_NS"]) == LINK_SETTLE_NS
+    assert int(numbers["LINK_LONGEST_NS"]) == LINK_LONGEST_NS
     assert int(numbers["MOST_COPIERS"]) == MOST_COPIERS
     assert int(numbers["WEIGHT_ONE"]) == WEIGHT_ONE
