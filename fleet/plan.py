@@ -99,6 +99,13 @@ def _read(name: str) -> str:
         raise FleetError(f"{name} cannot be read: {error}") from error
 
 
+def at_least(value_s: float, least_s: float, option: str) -> float:
+    """Of a time that an option gives."""
+    if value_s < least_s:
+        raise FleetError(f"{option}: write {least_s:g}s or more")
+    return value_s
+
+
 def given(value: _T | None, option: str, example: str) -> _T:
     """The option's value, if it was understood."""
     if value is None:

@@ -38,7 +38,7 @@ from fleet.extender.reservations import holder
 from fleet.extender.server import Page, Routes, Server, json_page
 from fleet.extender.state import State
 from fleet.model import FleetError
-from fleet.plan import add_prediction_arguments, document, given, given_settings, given_table
+from fleet.plan import add_prediction_arguments, at_least, document, given, given_settings, given_table
 from fleet.planner import Inputs, Planner
 from fleet.solver import Source
 from fleet.sources.kubernetes import KubernetesApi, access
@@ -46,6 +46,9 @@ from fleet.sources.pods import seconds, waiting
 from fleet.sources.watch import follow
 
 _OLDEST_PLAN_INTERVALS: Final = 3.0
+_LEAST_INTERVAL_S: Final = 1.0
+_LEAST_LEARN_S: Final = 10.0
+"""Prometheus' rates need samples of twice its scrape interval"""
 _RELEASE_EACH_S: Final = 1.0
 _SWITCH_S: Final = 0.0005
 """Python's threads take turns: none keeps a request waiting for 5 ms at each turn"""
@@ -113,9 +116,9 @@ def _configured(options: argparse.Namespace) -> Configuration:
     read = given_table(options)
     for reason, count in read.dropped.items():
         _log.warning("table of pairs: %d rows dropped: %s", count, reason)
-    learn_over_s = given(seconds(options.learn_over), "--learn-over", "600s")
+    learn_over_s = at_least(given(seconds(options.learn_over), "--learn-over", "600s"), _LEAST_LEARN_S, "--learn-over")
     source = Source(options.prometheus, given_settings(options), options.predictor, read.table, learn_over_s)
-    interval_s = given(seconds(options.interval), "--interval", "60s")
+    interval_s = at_least(given(seconds(options.interval), "--interval", "60s"), _LEAST_INTERVAL_S, "--interval")
     api = KubernetesApi(access(options.kubernetes))
     return Configuration(
         api,

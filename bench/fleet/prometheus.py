@@ -41,7 +41,8 @@ def figures(nodes: int, gpus_per_node: int, seed: int = 1) -> Rows:
             used_gib = 0
             if gpu % 2 == 0:
                 used_gib = _with_service(rows, device, (draw.randrange(_SERVICES), services))
-            rows["gpuwarden_device_memory_size"].append(row((80 - used_gib) * _GIB, **device))
+            rows["gpuwarden_device_memory_size"].append(row(80 * _GIB, **device))
+            rows["gpuwarden_device_memory_used"].append(row(used_gib * _GIB, **device))
     return rows
 
 
@@ -51,6 +52,7 @@ def _with_service(rows: Rows, device: dict[str, str], what: tuple[int, list[tupl
     mine = {"instance": device["instance"], "container": f"c-{device['UUID']}", "namespace": "serving", "id": "1"}
     rows["gpuwarden_container_role_info"].append(row(1, **mine, role="online", rule=f"service-{at}"))
     rows["gpuwarden_container_memory_bytes"].append(row(gib * _GIB, **{**mine, **device}))
+    rows["max_over_time(gpuwarden_container_memory_bytes"].append(row(gib * _GIB, **{**mine, **device}))
     rows["rate(gpuwarden_device_online_busy"].append(row(load, **device))
     rows["rate(gpuwarden_device_online_gaps"].append(row(gaps_per_s, **device))
     rows["gpuwarden_container_slo_target"].append(row(0.100, **mine))
@@ -67,10 +69,14 @@ _QUERIES: Final = (
     "gpuwarden_container_memory_bytes",
     "gpuwarden_device_held_info",
     "gpuwarden_device_memory_size",
+    "gpuwarden_device_memory_used",
+    "max_over_time(gpuwarden_container_memory_bytes",
     "rate(gpuwarden_device_online_busy",
     "rate(gpuwarden_device_online_gaps",
     "gpuwarden_container_slo_target",
     "max_over_time(gpuwarden_container_slo_latency",
+    "gpuwarden_container_slo_also_target",
+    "max_over_time(gpuwarden_container_slo_also_latency",
     "gpuwarden_container_launches_total offset",
     "increase(gpuwarden_container_launches_total",
     "increase(gpuwarden_container_slo_slow_requests_total",

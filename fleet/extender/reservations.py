@@ -117,6 +117,11 @@ class Reservations:
         found = self.by_pod.get(uid)
         return self if found is None else self._with(replace(found, bound=True, node=node))
 
+    def renewed(self, uid: str, now_s: float) -> Reservations:
+        """Another attempt to bind it begins, or ended without an answer: it may still be carried out from now on."""
+        found = self.by_pod.get(uid)
+        return self if found is None or found.bound else self._with(replace(found, since_s=now_s))
+
     def released(self, uid: str) -> Reservations:
         """After the pod's annotation was taken off, or the pod is gone."""
         return Reservations({key: one for key, one in self.by_pod.items() if key != uid})

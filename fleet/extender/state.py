@@ -211,6 +211,8 @@ class State:
             elif release:
                 self._reservations = self._reservations.released(uid)
                 self._changed_s = self._clock()
+            else:
+                self._reservations = self._reservations.renewed(uid, self._clock())
 
     def expired(self) -> tuple[Reservation, ...]:
         """To be released, unless they are being bound at the moment."""
@@ -226,6 +228,7 @@ class State:
                 raise TakenError(f"{key} has {mine.gpu} on {mine.node or 'another node'} reserved")
             if not self._reservations.is_free(mine.gpu, uid):
                 raise TakenError(f"{mine.gpu} has another pod: {key} waits until its reservation is released")
+            self._reservations = self._reservations.renewed(uid, self._clock())
             return Decision(mine, None, self._plan)
         if reason := self._refusal():
             raise TakenError(reason)

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,13 +75,20 @@ def prometheus(url: str, timeout_s: float = 10.0, at_s: float | None = None) -> 
         try:
             text = fetch(address, timeout_s, _LONGEST_ANSWER)
         except urllib.error.HTTPError as error:
-            said = error.read(1000).decode(errors="replace")
-            raise FleetError(f"Prometheus at {url} refused a query: {said or error}", 3) from error
+            raise FleetError(f"Prometheus at {url} refused a query: {_said(error)}", 3) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise FleetError(f"Prometheus at {url} does not answer: {error}; is the URL right?", 3) from error
         return _samples(text, url)
 
     return query
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """Its body, if that comes in time; else the status."""
+    try:
+        return error.read(1000).decode(errors="replace") or str(error)
+    except (OSError, ValueError, http.client.HTTPException):
+        return str(error)
 
 
 def _samples(text: bytes, url: str) -> list[Sample]:
@@ -137,11 +144,15 @@ class _Figures:
     """Container → role and rule"""
     users: Mapping[Device, frozenset[Key]]
     """Containers that use it, or that it is assigned to"""
-    free: Mapping[Device, float]
+    size: Mapping[Device, float]
+    used: Mapping[Device, float]
+    """Now, by all"""
+    most_used: Mapping[tuple[Device, Key], float]
+    """By one container, over the window"""
     load: Mapping[Device, float]
     gaps_per_s: Mapping[Device, float]
-    targets: Mapping[Key, float]
-    latencies: Mapping[Key, float]
+    promises: tuple[tuple[Mapping[Key, float], Mapping[Key, float]], ...]
+    """Targets and latencies: of the quantile of the SLO, and of its second one where it has one"""
 
     @classmethod
     def read(cls, query: Query, settings: Settings) -> _Figures:
@@ -156,7 +167,11 @@ class _Figures:
         def nodes(expression: str) -> dict[str, float]:
             return {one.labels.get("instance", ""): one.value for one in query(expression)}
 
-        used = f"max_over_time(gpuwarden_device_memory_used_bytes[{window}])"
+        def promise(of: str) -> tuple[dict[Key, float], dict[Key, float]]:
+            latency = f"max_over_time(gpuwarden_container_slo{of}_latency_seconds[{window}])"
+            return containers(f"gpuwarden_container_slo{of}_target_seconds"), containers(latency)
+
+        most_used = query(f"max_over_time(gpuwarden_container_memory_bytes[{window}])")
         roles = query("gpuwarden_container_role_info")
         info = {one.key(DEVICE): one.labels for one in query("gpuwarden_device_info")}
         uses = Counter(uuid for _, uuid in info)
@@ -170,11 +185,12 @@ class _Figures:
             enforcing=nodes("gpuwarden_enforcing"),
             roles={one.key(CONTAINER): (one.labels.get("role", ""), one.labels.get("rule", "")) for one in roles},
             users=_grouped((*query("gpuwarden_container_memory_bytes"), *query("gpuwarden_device_held_info"))),
-            free=devices(f"gpuwarden_device_memory_size_bytes - {used}"),
+            size=devices("gpuwarden_device_memory_size_bytes"),
+            used=devices("gpuwarden_device_memory_used_bytes"),
+            most_used={(one.key(DEVICE), one.key(CONTAINER)): one.value for one in most_used},
             load=devices(f"rate(gpuwarden_device_online_busy_seconds_total[{window}])"),
             gaps_per_s=devices(f"rate(gpuwarden_device_online_gaps_total[{window}])"),
-            targets=containers("gpuwarden_container_slo_target_seconds"),
-            latencies=containers(f"max_over_time(gpuwarden_container_slo_latency_seconds[{window}])"),
+            promises=(promise(""), promise("_also")),
         )
 
     def slot(self, device: Device, info: Labels) -> Slot | str | None:
@@ -185,15 +201,17 @@ class _Figures:
         if reason := self._unfit(device):
             return reason
         online = sorted(key for key in self.users.get(device, ()) if self._role(key) == "online")
-        gaps_per_s, load, free = self.gaps_per_s.get(device), self.load.get(device), self.free.get(device)
+        gaps_per_s, load, free = self.gaps_per_s.get(device), self.load.get(device), self._free(device, online)
         if online and (load is None or gaps_per_s is None or (load > 0 and not gaps_per_s > 0)):
             return "load unknown"
         if free is None or not _are_possible(free, load or 0.0, gaps_per_s or 0.0):
             return "impossible figures"
         load = min(1.0, load) if online and load is not None else 0.0
+        if not all(key in self.promises[0][0] for key in online):
+            return "no latency is promised"
         slack_s = self._slack_s(online)
         if slack_s is None:
-            return "no latency is promised"
+            return "impossible figures"
         return Slot(
             node=node,
             gpu=uuid,
@@ -224,12 +242,29 @@ class _Figures:
     def _role(self, container: Key) -> str:
         return self.roles.get(container, ("", ""))[0]
 
-    def _slack_s(self, online: Iterable[Key]) -> float | None:
-        """The least; infinite where no online service is. Before its first request all of the target is left."""
-        slacks = [self.targets.get(key, math.nan) - self.latencies.get(key, 0.0) for key in online]
-        if any(math.isnan(slack) for slack in slacks):
+    def _free(self, device: Device, online: Iterable[Key]) -> float | None:
+        """Beside what is used now, and what the online services had at their most; None: unknown or impossible.
+
+        A job that has gone is in neither.
+        """
+        size, used = self.size.get(device), self.used.get(device)
+        most = [self.most_used.get((device, key), 0.0) for key in online]
+        if size is None or used is None or not _are_possible(size, used, *most):
             return None
-        return max(0.0, min(slacks, default=math.inf))
+        return size - max(used, sum(most))
+
+    def _slack_s(self, online: Collection[Key]) -> float | None:
+        """The least; infinite where no online service is. Before its first request all of the target is left.
+
+        None: impossible figures.
+        """
+        slacks = [math.inf]
+        for targets, latencies in self.promises:
+            for key in targets.keys() & online:
+                if not _are_possible(targets[key], latencies.get(key, 0.0)):
+                    return None
+                slacks.append(targets[key] - latencies.get(key, 0.0))
+        return max(0.0, min(slacks))
 
 
 def _grouped(samples: Iterable[Sample]) -> dict[Device, frozenset[Key]]:

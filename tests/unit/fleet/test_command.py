@@ -39,3 +39,11 @@ def test_a_mistake_of_ours_is_no_missing_package(monkeypatch: pytest.MonkeyPatch
 def test_an_error_is_one_line_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["analyse", "/nonexistent", "--format", "muri"]) == 2
     assert capsys.readouterr().err.startswith("gpuwarden fleet: ")
+
+
+@pytest.mark.parametrize(("option", "least"), [("--learn-over", "10s"), ("--interval", "1s")])
+def test_a_time_with_which_nothing_would_ever_be_placed_is_refused(
+    option: str, least: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["serve", "--prometheus", "http://127.0.0.1:9", option, "0s"]) == 2
+    assert f"{option}: write {least} or more" in capsys.readouterr().err

@@ -36,6 +36,14 @@ def test_a_reservation_that_is_not_bound_in_time_expires() -> None:
     assert found.bound("u1", "n1").expired(1e9) == ()
 
 
+def test_another_attempt_to_bind_may_be_carried_out_as_late_as_the_first() -> None:
+    found = having(MINE).renewed("u1", 129.0)
+    assert found.expired(100.0 + RELEASE_S) == ()
+    assert len(found.expired(129.0 + RELEASE_S)) == 1
+    bound = having(replace(MINE, bound=True))
+    assert bound.renewed("u1", 129.0) == bound.renewed("u2", 129.0) == bound
+
+
 def test_after_a_restart_a_bound_pod_has_its_gpu_for_as_long_as_it_runs() -> None:
     found = Reservations().listed([replace(SEEN, node="n1")], 0.0, 5.0)
     assert found.gpus == {"GPU-1"}

@@ -33,11 +33,15 @@ def healthy() -> Rows:
         "gpuwarden_container_role_info": [sample(1, CHAT, role="online", rule="chat")],
         "gpuwarden_container_memory_bytes": [sample(20 * GIB, CHAT, DEVICE)],
         "gpuwarden_device_held_info": [],
-        "gpuwarden_device_memory_size_bytes": [sample(60 * GIB, DEVICE)],
+        "gpuwarden_device_memory_size_bytes": [sample(80 * GIB, DEVICE)],
+        "gpuwarden_device_memory_used_bytes": [sample(20 * GIB, DEVICE)],
+        "max_over_time(gpuwarden_container_memory_bytes": [sample(20 * GIB, CHAT, DEVICE)],
         "rate(gpuwarden_device_online_busy_seconds_total": [sample(0.25, DEVICE)],
         "rate(gpuwarden_device_online_gaps_total": [sample(50, DEVICE)],
         "gpuwarden_container_slo_target_seconds": [sample(0.050, CHAT)],
         "max_over_time(gpuwarden_container_slo_latency_seconds": [sample(0.030, CHAT)],
+        "gpuwarden_container_slo_also_target_seconds": [],
+        "max_over_time(gpuwarden_container_slo_also_latency_seconds": [],
     }
 
 
@@ -81,6 +85,7 @@ def test_a_gpu_in_mig_mode_is_no_slot_and_its_instances_are() -> None:
     rows["gpuwarden_device_info"].append(sample(1, instance, model_name="H200 1g", parent="GPU-1"))
     rows["gpuwarden_device_health"].append(sample(1, instance))
     rows["gpuwarden_device_memory_size_bytes"].append(sample(9 * GIB, instance))
+    rows["gpuwarden_device_memory_used_bytes"].append(sample(0, instance))
     result = found(rows)
     assert [slot.gpu for slot in result.slots] == ["MIG-1"]
     assert not result.unknown
@@ -112,6 +117,20 @@ def test_a_gpu_in_mig_mode_is_no_slot_and_its_instances_are() -> None:
         ),
         (lambda r: r.update({"gpuwarden_device_memory_size_bytes": []}), "impossible figures"),
         (lambda r: r.update({"gpuwarden_device_memory_size_bytes": [sample(-1, DEVICE)]}), "impossible figures"),
+        (lambda r: r.update({"gpuwarden_device_memory_used_bytes": []}), "impossible figures"),
+        (lambda r: r.update({"gpuwarden_device_memory_used_bytes": [sample(-50 * GIB, DEVICE)]}), "impossible figures"),
+        (
+            lambda r: r.update({"max_over_time(gpuwarden_container_memory_bytes": [sample(-GIB, CHAT, DEVICE)]}),
+            "impossible figures",
+        ),
+        (
+            lambda r: r.update({"max_over_time(gpuwarden_container_slo_latency_seconds": [sample(-1, CHAT)]}),
+            "impossible figures",
+        ),
+        (
+            lambda r: r.update({"gpuwarden_container_slo_target_seconds": [sample(math.inf, CHAT)]}),
+            "impossible figures",
+        ),
         (
             lambda r: r.update({"rate(gpuwarden_device_online_busy_seconds_total": [sample(math.nan, DEVICE)]}),
             "impossible figures",
@@ -148,6 +167,27 @@ def test_of_two_services_the_least_slack_counts() -> None:
     (slot,) = found(rows).slots
     assert slot.online == "chat+rank"
     assert slot.slack_s == pytest.approx(0.010)
+
+
+def test_of_two_promises_of_one_service_the_least_slack_counts() -> None:
+    rows = healthy()
+    rows["gpuwarden_container_slo_also_target_seconds"] = [sample(0.020, CHAT)]
+    rows["max_over_time(gpuwarden_container_slo_also_latency_seconds"] = [sample(0.015, CHAT)]
+    (slot,) = found(rows).slots
+    assert slot.slack_s == pytest.approx(0.005)
+
+
+def test_memory_of_a_job_that_has_gone_is_free_and_what_the_service_had_at_its_most_is_not() -> None:
+    rows = healthy()
+    rows["max_over_time(gpuwarden_container_memory_bytes"] = [
+        sample(30 * GIB, CHAT, DEVICE),
+        sample(40 * GIB, ETL, DEVICE),  # has ended
+    ]
+    (slot,) = found(rows).slots
+    assert slot.free_bytes == 50 * GIB
+    rows["gpuwarden_device_memory_used_bytes"] = [sample(70 * GIB, DEVICE)]  # whatever it is
+    (slot,) = found(rows).slots
+    assert slot.free_bytes == 10 * GIB
 
 
 def test_a_service_without_a_request_in_the_window_leaves_all_the_time() -> None:
