@@ -206,8 +206,11 @@ class Pipeline:
         return self.snapshot
 
     def seen(self, event: ProcessEvent) -> None:
-        """A probe saw the first call of a process."""
+        """A probe saw the first call of a process. NVML may have listed it before, when it ran another program."""
+        known = self.members.get(event.process) is not None
         self.members.see(event.process, event)
+        if known:
+            self.members.renew(event.process)
 
     def exited(self, process: ProcessId) -> None:
         """A probe saw the process exit: its last figures are taken at the next tick, then it is forgotten."""

@@ -166,11 +166,13 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 
-	if (!process)
+	if (!process && !bpf_map_lookup_elem(&tenant_of, &id)) /* it may be known from an earlier agent alone */
 		return 0;
-	leave_gates(process);
-	close_all_gates(process, bpf_ktime_get_ns());
-	abandon_request(process);
+	if (process) {
+		leave_gates(process);
+		close_all_gates(process, bpf_ktime_get_ns());
+		abandon_request(process);
+	}
 	remove_allocations(&id);
 	forget_thread(before);
 	bpf_for_each_map_elem(&context_memories, forget_context_memory, &id, 0);

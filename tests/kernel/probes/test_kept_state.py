@@ -100,6 +100,22 @@ def test_another_program_in_the_same_process_is_a_stranger(graphs: Driver, file:
         assert all(of["entries"] == [] for of in after["maps"].values())
 
 
+def test_another_program_that_the_next_agent_sees_begin_is_a_stranger_though_the_old_one_called_nothing(
+    graphs: Driver, file: Path
+) -> None:
+    with graphs.start(*GRAPH, "await", "exec", "kernel:1", "make", "launch") as program:
+        known_before(graphs, file, program)
+        with agent(graphs, file) as (probes, kept, _):
+            program.begin()
+            program = program.again()
+            kept.save({})
+            after = json.loads(file.read_text())
+            program.begin()
+            program.finish()
+            assert kernels(probes, program.process) == 1
+        assert all(of["entries"] == [] for name, of in after["maps"].items() if name != "tenant_of")
+
+
 def test_a_process_that_has_ended_leaves_nothing_and_one_with_its_pid_has_nothing_of_it(
     graphs: Driver, file: Path
 ) -> None:
