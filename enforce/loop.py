@@ -192,6 +192,7 @@ class Loop:
             rules = controls.actuation.launch_rules
             controls.actuation.links.set_speeds(self.policy.pcie, context.snapshot.devices, inputs.slots)
             rules.perform(changes(context.decisions.levels, rules.in_force()))
+            rules.disown(inputs.spared)
             self.inputs.latencies.announce(inputs.workloads, inputs.slots)
         memory = controls.memory.step(context.snapshot, inputs.workloads, inputs.slots, now_ns)
         faults = controls.rungs.look(inputs.workloads, context.snapshot)

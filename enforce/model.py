@@ -196,6 +196,10 @@ class Actuator(Protocol):
         """Idempotent; `FULL` releases."""
         ...
 
+    def disown(self, process: ProcessId) -> None:
+        """What it got from the process that it was forked by ends; its own level stays."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:

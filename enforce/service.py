@@ -129,7 +129,8 @@ class EnforcementService:
         supervisor = Supervisor(observer.probes, self._settings.ledger_path, self._policy.tuning, (lock.fd,))
         stack.callback(supervisor.stop)  # also of a guardian that was started before `start` failed
         supervisor.start()
-        pace = PaceRules(observer.probes.map("rules"), observer.probes.map("controls").share(1)[0])
+        rules, payers, controls = (observer.probes.map(name) for name in ("rules", "payers", "controls"))
+        pace = PaceRules(rules, payers, controls.share(1)[0])
         return Actuation(
             supervisor=supervisor,
             launch_rules=LaunchRules(pace, ledger, observer.proc),

@@ -261,6 +261,10 @@ class Rule(c.Structure):
     ]
 
 
+class Payer(c.Structure):
+    _fields_ = [("process", ProcessKey), ("seen_ns", U64), ("rule", Rule)]
+
+
 class Queue(c.Structure):
     _fields_ = [
         ("queued_ns", U64),
@@ -454,6 +458,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "uuids": (OrdinalKey, Uuid),
     "bus_ids": (OrdinalKey, BusId),
     "rules": (ProcessKey, Rule),
+    "payers": (ProcessKey, Payer),
     "paces": (ProcessKey, Pace),
     "resumes": (ProcessKey, Resume),
     "stops": (ProcessKey, Pause),

@@ -23,7 +23,7 @@ from enforce.controller.laws import law_of
 from enforce.device_health import HealthView, limit, worst
 from enforce.model import FULL, CopyLevel, Level, OnlineOn, Reading, Share, Target, slack_ratio
 from enforce.policy.model import OfflineRule, OnlineRule, PeriodicRule, Role, Tuning
-from enforce.workloads import Workload, target_of
+from enforce.workloads import Workload, processes_of, target_of
 
 K = TypeVar("K")
 _EPSILON = 1e-12
@@ -56,6 +56,9 @@ def parts(claims: Mapping[K, ShareClaim]) -> dict[K, float]:
     return given
 
 
+_SPARED: Final = (Role.PROTECTED, Role.UNMATCHED)
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionInputs:
     """What a decision is made from. What is missing in a mapping is unknown."""
@@ -71,6 +74,12 @@ class DecisionInputs:
     shares: Mapping[ContainerKey, float] = field(default_factory=dict)  # of offline containers, as decided last
     launching: Mapping[ProcessId, frozenset[DeviceUuid]] = field(default_factory=dict)  # where a process is at work
     copy_groups: Mapping[ContainerKey, int] = field(default_factory=dict)  # of containers whose copies are paced
+
+    @property
+    def spared(self) -> frozenset[ProcessId]:
+        """The GPU processes that no launch rule is for."""
+        of_none = (one for one in self.workloads.values() if one.classification.role in _SPARED)
+        return frozenset(process for workload in of_none for process in processes_of(workload))
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ class LaunchRules:
         self._targets: set[Target] = set()
         self._refused = 0
         self._logged: dict[ProcessId, str] = {}  # why the last try to change its rule failed
+        self._disowned: frozenset[ProcessId] = frozenset()
 
     def losses(self) -> dict[str, int]:
         """Changes that failed, and entries that the ledger did not take; rules that another writer changed."""
@@ -157,9 +158,17 @@ class LaunchRules:
                 self._refused += 1
                 process, reason = change.target.process, str(error)
                 failed[process] = reason
+                if change.after.slows:
+                    self._actuator.disown(process)  # what may not get a rule is not stopped by another one's either
                 if self._logged.get(process) != reason:  # it is tried again ten times a second
                     _log.warning("the launch rule of %s is not changed: %s", process, reason)
         self._logged = failed
+
+    def disown(self, processes: frozenset[ProcessId]) -> None:
+        """Those that no rule may slow: what they were forked by may be under one. The same ones again cost nothing."""
+        for process in processes - self._disowned:
+            self._actuator.disown(process)
+        self._disowned = processes
 
     def release_all(self) -> None:
         """Removes every rule. Entries stay open until the processes are seen running, or are undone from the ledger."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import Device, DeviceReading, DeviceUuid, OnlineUse
+from agent.core.model import Device, DeviceReading, DeviceUuid, OnlineUse, ProcessId
 from agent.probes.abi import (
     LINK_DIRECTIONS,
     ORDINALS,
@@ -46,12 +46,15 @@ _PPM = 1_000_000
 
 
 class PaceRules:
-    """Owns the map `rules`. `control` is shared with the kernel, whose threads keep their rules until it changes."""
+    """Owns the map `rules`. `control` is shared with the kernel, whose threads keep their rules until it changes.
+
+    `payers`: by which the kernel finds the rule of a process that was forked under one, and has none of its own.
+    """
 
     name = "pace"
 
-    def __init__(self, rules: Map, control: Control) -> None:
-        self._rules, self._control = rules, control
+    def __init__(self, rules: Map, payers: Map, control: Control) -> None:
+        self._rules, self._payers, self._control = rules, payers, control
         control.rules += 1
         self._seen: dict[Target, tuple[bytes, Level]] = {}
         self.foreign_writes = 0
@@ -83,6 +86,10 @@ class PaceRules:
             self._rules.put(key, rule)
             self._seen[target] = bytes(rule), level_of(rule)
         self._control.rules += 1
+
+    def disown(self, process: ProcessId) -> None:
+        """See Actuator."""
+        self._payers.delete(ProcessKey.of(process))
 
 
 def rule_of(target: Target, level: Level) -> Rule:

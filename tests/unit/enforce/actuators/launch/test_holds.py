@@ -37,12 +37,19 @@ class Rules:
 
     def __init__(self) -> None:
         self.levels: dict[Target, Level] = {}
+        self.disowned: list[ProcessId] = []
+        self.error: Exception | None = None
 
     def current(self, targets: Collection[Target]) -> dict[Target, Level]:
         return {target: self.levels[target] for target in targets if target in self.levels}
 
     def apply(self, target: Target, level: Level) -> None:
+        if self.error:
+            raise self.error
         self.levels[target] = level
+
+    def disown(self, process: ProcessId) -> None:
+        self.disowned.append(process)
 
 
 class Unreadable(Procfs):
@@ -113,3 +120,21 @@ def test_a_rule_that_is_refused_is_counted_each_time_and_logged_once(
     assert rules.losses()["rules:refused"] == 3
     assert sum("could not be resumed" in record.message for record in caplog.records) == 1
     assert rules.in_force() == {}
+
+
+def test_a_process_that_gets_no_rule_of_its_own_is_stopped_by_none_that_it_was_forked_under(tmp_path: Path) -> None:
+    show_process(tmp_path, PROCESS)
+    kernel = Rules()
+    kernel.error = OSError("the map is full")
+    rules = LaunchRules(kernel, Ledger(tmp_path / "ledger"), Procfs(str(tmp_path)))
+    rules.perform([LevelChange(TARGET, FULL, PACED)])
+    assert kernel.disowned == [PROCESS]
+
+
+def test_processes_of_no_rule_are_disowned_once(tmp_path: Path) -> None:
+    kernel = Rules()
+    rules = LaunchRules(kernel, Ledger(tmp_path / "ledger"), Procfs(str(tmp_path)))
+    first, second = ProcessId(8, 1), ProcessId(9, 1)
+    for spared in ({first}, {first, second}, {second}, {first, second}):
+        rules.disown(frozenset(spared))
+    assert kernel.disowned == [first, second, first]
