@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from math import inf
+from typing import Final, TypedDict
 
 from fleet.model import Job
 from fleet.sources.prometheus import CONTAINER, DEVICE, Query
@@ -63,16 +64,28 @@ def sights(query: Query, running: Mapping[str, Running], window: str, window_s: 
         pod = running.get(_pod(key))
         busy, gaps = load.get(device), gaps_per_s.get(device)
         if pod is not None:
-            known = busy is not None and gaps is not None and gaps > 0
             yield Sight(
                 job=pod.job,
                 expected=pod.expected,
                 model=found.model,
                 online=found.kind,
                 launches_per_s=launches / window_s,
-                load=min(1.0, busy) if known and busy is not None else None,
-                gap_s=max(0.0, 1 - busy) / gaps if known and busy is not None and gaps else None,
+                **_load_of(busy, gaps),
             )
+
+
+class _Load(TypedDict):
+    load: float | None
+    gap_s: float | None
+
+
+def _load_of(busy: float | None, gaps_per_s: float | None) -> _Load:
+    """Of the online service; without a request there is one gap without an end. None: unknown."""
+    if busy is None or gaps_per_s is None or not (0 <= busy < inf and 0 <= gaps_per_s < inf):
+        return _Load(load=None, gap_s=None)
+    if gaps_per_s > 0:
+        return _Load(load=min(1.0, busy), gap_s=max(0.0, 1 - busy) / gaps_per_s)
+    return _Load(load=None, gap_s=None) if busy > 0 else _Load(load=0.0, gap_s=inf)
 
 
 def misses(query: Query, running: Mapping[str, Running], window: str) -> Iterator[Miss]:
@@ -97,7 +110,7 @@ def misses(query: Query, running: Mapping[str, Running], window: str) -> Iterato
 
 
 def _devices(query: Query, window: str) -> dict[_Key, _Device]:
-    """Those with an offline container that are of a known model."""
+    """Those of a known model with an offline container, and beside it online ones alone."""
     roles = {
         one.key(CONTAINER): (one.labels.get("role", ""), one.labels.get("rule", ""))
         for one in query(f"max_over_time(gpuwarden_container_role_info[{window}])")
@@ -105,13 +118,17 @@ def _devices(query: Query, window: str) -> dict[_Key, _Device]:
     models = {one.key(DEVICE): one.labels.get("model_name", "") for one in query("gpuwarden_device_info")}
     users: dict[_Key, dict[_Key, float]] = defaultdict(dict)
     for one in query(f"increase(gpuwarden_container_launches_total[{window}])"):
-        users[one.key(DEVICE)][one.key(CONTAINER)] = one.value
+        if 0 <= one.value < inf:
+            users[one.key(DEVICE)][one.key(CONTAINER)] = one.value
     found = {}
     for device, containers in users.items():
         by_role: dict[str, dict[_Key, float]] = defaultdict(dict)
         for key, launches in containers.items():
             by_role[roles.get(key, ("", ""))[0]][key] = launches
-        if by_role["offline"] and models.get(device):
+        others = any(
+            launches > 0 for role in by_role.keys() - {"online", "offline"} for launches in by_role[role].values()
+        )
+        if by_role["offline"] and models.get(device) and not others:
             rules = {key: roles[key][1] for key in by_role["online"]}
             found[device] = _Device(models[device], by_role["online"], by_role["offline"], rules)
     return found

@@ -142,7 +142,8 @@ class Table:
         if old is not None:
             before = min(old.count, MOST_COUNT - 1)
             count = before + 1
-            known = None if old.prior is None or prior is None else (old.prior * before + prior) / count
+            mean = None if old.prior is None or prior is None else (old.prior * before + prior) / count
+            known = mean if mean is not None else prior if old.prior is None else old.prior  # a window may not say
             new = Measured((old.throughput * before + throughput) / count, count, known)
         return replace(self, pairs={**self.pairs, pair: new})
 

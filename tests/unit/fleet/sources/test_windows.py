@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -59,6 +60,31 @@ def test_a_pod_beside_a_service_has_a_rate_a_pair_and_the_services_load() -> Non
     (one,) = seen(beside())
     assert (one.pair, one.launches_per_s, one.expected, one.load) == (Pair("chat", "etl", "H200"), 10.0, 0.7, 0.25)
     assert one.gap_s == pytest.approx(0.75 / 50)
+
+
+def test_a_service_without_a_request_in_the_window_has_no_load_and_one_gap() -> None:
+    rows = beside()
+    rows["rate(gpuwarden_device_online_busy_seconds_total"] = [sample(0, DEVICE)]
+    rows["rate(gpuwarden_device_online_gaps_total"] = [sample(0, DEVICE)]
+    (one,) = seen(rows)
+    assert (one.load, one.gap_s) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("role", ["periodic", ""])
+def test_a_pod_beside_work_of_another_role_says_nothing_of_alone_or_of_a_pair(role: str) -> None:
+    other = {**CHAT, "pod": "camera"}
+    rows = beside()
+    rows["increase(gpuwarden_container_launches_total"].append(sample(100, other, DEVICE))
+    rows["gpuwarden_container_launches_total offset"].append(sample(1, other, DEVICE))
+    if role:
+        rows["max_over_time(gpuwarden_container_role_info"].append(sample(1, other, role=role, rule="camera"))
+    assert seen(rows) == []
+
+
+def test_a_rate_that_is_no_number_is_no_measurement() -> None:
+    rows = beside()
+    rows["increase(gpuwarden_container_launches_total"][0] = sample(math.nan, ETL, DEVICE)
+    assert seen(rows) == []
 
 
 def test_a_pod_alone_has_no_service() -> None:

@@ -190,6 +190,13 @@ def test_a_file_that_is_no_colocation_table_is_refused(text: str) -> None:
         parse_colocation(text)
 
 
+def test_a_window_that_does_not_say_what_the_load_was_forgets_none_of_the_load_of_the_others() -> None:
+    table = Table({}).with_measurement(PAIR, 0.4, 0.5).with_measurement(PAIR, 0.6, None)
+    assert (table.pairs[PAIR].count, table.pairs[PAIR].prior) == (2, 0.5)
+    known_again = Table({}).with_measurement(PAIR, 0.4, None).with_measurement(PAIR, 0.6, 0.7)
+    assert known_again.pairs[PAIR].prior == 0.7
+
+
 @pytest.mark.parametrize("name", sorted(BUILTIN))
 def test_each_predictor_by_name_is_called_so_and_weighs_a_pair(name: str) -> None:
     predictor = BUILTIN[name](Table({PAIR: Measured(0.5, 3)}))
