@@ -253,6 +253,8 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 	stop->charged_ns = pace->charged_ns;
 	stop->due_ns = verdict->due_ns;
 	stop->rule = *rule;
+	if (!bpf_map_lookup_elem(&rules, id))
+		stop->rule.flags |= RULE_INHERITED;
 	stop->kind = PAUSE_STOPPED;
 	return recorded;
 }

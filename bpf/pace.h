@@ -37,6 +37,7 @@ enum rule_flag {
 	RULE_COPIES =
 		16, /* its copies between host and device are paced, as pcie.h says; of an online process: waited for */
 	RULE_SHORT = 32, /* an online process may copy on its devices: few offline copies may be under way */
+	RULE_INHERITED = 64, /* of a stop: the rule is that of the process that forked it, so no ledger has this one */
 };
 
 /* Written by the agent, one per process that the policy names. */

@@ -19,19 +19,21 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agent.core import logs
-from agent.core.clock import monotonic_ns
+from agent.core.clock import monotonic_ns, wall_ns
 from agent.core.errors import WardenError
-from agent.core.model import ProcessId
+from agent.core.model import ContainerKey, ProcessId
 from agent.node.pidfd import PidfdCache, resume_process
-from agent.node.procfs import Procfs
+from agent.node.procfs import Procfs, this_boot
 from agent.probes import abi
 from agent.probes.libbpf import Library, Map, RingBuffer
 from enforce.actuators.launch.resume import DueResume, ResumeSchedule
 from enforce.actuators.undo import BackgroundUndo, MadeBy, acts_where, keep_releasing, release_all
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger
 from enforce.memory.allocation_queue import AllocationQueue, HeldAllocation, kernel_room
 from enforce.recovery.backstop import Beats
 
@@ -44,6 +46,7 @@ PRUNE_NS = 5_000_000_000
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KEEP_RELEASING_SECONDS = 600.0  # a saved process comes back when its device has room; then the next start's turn
+NOTES_NS = 10_000_000
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
 
 
@@ -62,6 +65,45 @@ class GuardianSettings:
     def to_argument(self) -> str:
         """As one word of the command line."""
         return json.dumps(asdict(self))
+
+
+class InheritedStops:
+    """Entries of processes that are stopped under the rule of the one that forked them: the agent has none of them.
+
+    Without one, a child whose agent and guardian die in the moment before it gets a rule of its own would stay stopped.
+    Chains of short lives can make many such: of those that come within NOTES_NS of another one none is written.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], int], report: Callable[[str, Exception], object]) -> None:
+        self._path, self._clock, self._report = path, clock, report
+        self._ledger: Ledger | None = None  # opened with the first
+        self._entries: dict[ProcessId, LedgerEntry] = {}
+        self._written_ns = 0
+
+    def stopped(self, process: ProcessId) -> None:
+        """What cannot be written is reported."""
+        now = self._clock()
+        if process in self._entries or now - self._written_ns < NOTES_NS:
+            return
+        self._written_ns = now
+        entry = replace(LedgerEntry.of("pace", process, ContainerKey(""), wall_ns()), boot=this_boot())
+        try:
+            self._ledger = self._ledger or Ledger(self._path)
+            self._ledger.intend(entry)
+        except WardenError as error:
+            self._report(f"no entry in the ledger names process {process.tgid}, which is stopped", error)
+            return
+        self._entries[process] = entry
+
+    def resumed(self, process: ProcessId) -> None:
+        """What cannot be written is reported: the entry stays, and undoing it again does no harm."""
+        entry = self._entries.pop(process, None)
+        if entry is None or self._ledger is None:
+            return
+        try:
+            self._ledger.done_if_same([entry])  # the agent may have written its own one since
+        except WardenError as error:
+            self._report(f"the entry of process {process.tgid}, which runs, stays in the ledger", error)
 
 
 class Guardian:
@@ -92,6 +134,7 @@ class Guardian:
         # What the kernel stopped is resumed in the rounds: resumed twice, it would look like another writer's resume.
         quick, slow = (acts_where(MadeBy.AGENT, quick) for quick in (True, False))
         self._undos = [BackgroundUndo(Path(settings.ledger), clock, acts) for acts in (quick, slow)]
+        self._inherited = InheritedStops(settings.ledger, clock, self._count)
         self._agent = os.pidfd_open(settings.agent_tgid)
         self._finished = False
         self._failures = 0
@@ -235,6 +278,7 @@ class Guardian:
             self._pidfds.drop_all()
             self._count(f"process {process.tgid} cannot be resumed now", error)
             return False
+        self._inherited.resumed(process)
         return True
 
     def _forget_stop(self, process: ProcessId) -> abi.Pause | None:
@@ -291,6 +335,8 @@ class Guardian:
         record = self._record(process)
         record.stopped_at_ns = pause.at_ns
         self._write(process, record)
+        if pause.rule.flags & abi.RULE_INHERITED:
+            self._inherited.stopped(process)
 
     def _sleep_seconds(self) -> float:
         now = self._clock()

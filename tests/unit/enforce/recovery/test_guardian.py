@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.core.model import ProcessId
+from agent.core.model import ContainerKey, ProcessId
 from agent.node.pidfd import PidfdCache
 from agent.node.procfs import Procfs
 from agent.probes.abi import (
@@ -21,6 +22,7 @@ from agent.probes.abi import (
     PAUSE_QUEUE,
     PAUSE_STOPPED,
     PAUSE_TURN,
+    RULE_INHERITED,
     RULE_PACE,
     SLOTS,
     Control,
@@ -35,10 +37,12 @@ from agent.probes.abi import (
     Wake,
 )
 from enforce.actuators.launch.resume import ResumeSchedule
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger, read
 from enforce.memory.allocation_queue import AllocationQueue
 from enforce.recovery import guardian
 from enforce.recovery.backstop import Beats
-from enforce.recovery.guardian import Guardian
+from enforce.recovery.guardian import Guardian, InheritedStops
 
 MS = 1_000_000
 
@@ -80,7 +84,7 @@ class Full:
 
 
 @pytest.fixture
-def it(monkeypatch: pytest.MonkeyPatch) -> Guardian:
+def it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Guardian:
     """A guardian of no kernel, to which every process is known."""
     made: Any = object.__new__(Guardian)
     made._clock = lambda: 1000 * MS
@@ -90,6 +94,7 @@ def it(monkeypatch: pytest.MonkeyPatch) -> Guardian:
     made._links = [Link() for _ in range(LINKS)]
     made._control, made._wakes_lost, made._prune_ns = Control(heartbeat_ns=1000 * MS), 0, 1 << 62
     turns = [Turn() for _ in range(SLOTS)]
+    made._inherited = InheritedStops(str(tmp_path / "ledger"), lambda: made._clock(), made._count)
     made._schedule = ResumeSchedule(made._gates, 20 * MS, 0, made._links, turns=turns)
     made._allocations = AllocationQueue(lambda _group, _slot: 0)
     monkeypatch.setattr(guardian, "resume_process", lambda _pidfds, _process: True)
@@ -237,6 +242,43 @@ def test_what_another_threads_late_write_says_of_an_entry_does_not_leave_its_pro
     stops_of(it)[ProcessId(7, 1)].process = ProcessKey(9, 1)  # the process that had the place in the map before
     it._receive(bytes(Wake(PAUSE_STOPPED, 0, ProcessKey(7, 1))))
     assert set(it._schedule.stops) == {ProcessId(7, 1)}
+
+
+def test_a_process_that_is_stopped_under_the_rule_of_its_parent_is_in_the_ledger_until_it_runs(
+    it: Guardian, tmp_path: Path
+) -> None:
+    stop(it, 7, reported=False)
+    stops_of(it)[ProcessId(7, 1)].rule.flags |= RULE_INHERITED
+    it._receive(bytes(Wake(PAUSE_STOPPED, 0, ProcessKey(7, 1))))
+    stop(it, 8)  # the agent's own entry names it
+    (entry,) = read(tmp_path / "ledger")
+    assert (entry.act, entry.process) == ("pace", ProcessId(7, 1))
+    it._resume_all()
+    assert read(tmp_path / "ledger") == []
+
+
+def test_the_agents_own_entry_stays_when_the_process_runs_again(it: Guardian, tmp_path: Path) -> None:
+    process = ProcessId(7, 1)
+    it._inherited.stopped(process)
+    ours = LedgerEntry.of("pace", process, ContainerKey("docker:abc"), 5)
+    Ledger(tmp_path / "ledger").intend(ours)
+    it._inherited.resumed(process)
+    assert [entry.container for entry in read(tmp_path / "ledger")] == ["docker:abc"]
+
+
+def test_chains_of_short_lives_do_not_keep_the_guardian_writing(it: Guardian, tmp_path: Path) -> None:
+    for tgid in range(7, 57):
+        it._inherited.stopped(ProcessId(tgid, 1))
+    assert len(read(tmp_path / "ledger")) == 1
+
+
+def test_a_ledger_that_takes_nothing_keeps_no_process_stopped(it: Guardian, tmp_path: Path) -> None:
+    it._inherited = InheritedStops(str(tmp_path), it._clock, it._count)  # a folder
+    stop(it, 7, reported=False)
+    stops_of(it)[ProcessId(7, 1)].rule.flags |= RULE_INHERITED
+    it._receive(bytes(Wake(PAUSE_STOPPED, 0, ProcessKey(7, 1))))
+    it._resume_all()
+    assert not it._schedule.stops
 
 
 def test_nothing_is_kept_of_a_process_that_ended_before_it_was_ever_resumed(
