@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from random import Random
+from statistics import mean, median, stdev
 from typing import Any, Final
 
 from bench.enforcement.modes import ALONE, Mode
@@ -105,6 +106,25 @@ def left_over_ratio(offline_sm_ratio: float, offline_alone_sm_ratio: float, take
     if offline_alone_sm_ratio <= 0 or taken_ratio >= 1:
         return math.nan
     return offline_sm_ratio / offline_alone_sm_ratio / (1 - taken_ratio)
+
+
+def natural_spread(rate_per_second: float, busy_ratio: float, seconds: float, draws: int = 200) -> float:
+    """How far p99 alone of other Poisson arrivals of this length is from this one's: standard deviation over mean.
+
+    One request at a time, each as long as the next (Lindley's recursion). No target below 1 + this can be judged by one
+    phase: alone, too, the next one may miss it.
+    """
+    service_s, random = busy_ratio / rate_per_second, Random(1)
+    found = []
+    for _ in range(draws):
+        at_s, waits_s = 0.0, 0.0
+        latencies: list[float] = []
+        while at_s < seconds:
+            gap_s = random.expovariate(rate_per_second)
+            at_s, waits_s = at_s + gap_s, max(0.0, waits_s + (service_s if latencies else 0.0) - gap_s)
+            latencies.append(waits_s + service_s)
+        found.append(nearest_rank(latencies, QUANTILES["p99"]))
+    return stdev(found) / mean(found)
 
 
 def miss_ratio(latencies_s: Sequence[float], target_s: float) -> float:

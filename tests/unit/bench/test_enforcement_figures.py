@@ -21,6 +21,7 @@ from bench.enforcement.figures import (
     marks,
     middle,
     miss_ratio,
+    natural_spread,
     over_rounds,
     row_of,
     unavailable,
@@ -141,6 +142,13 @@ def test_being_watched_may_cost_a_twentieth_of_p99_in_no_pair_more() -> None:
     for name, watched, met in (("a", (), None), ("b", (ALONE_PHASE,), True), ("c", (ALONE_PHASE, slower), False)):
         baseline = replace(BASELINE, watched=watched)
         assert verdicts([row_of(name, mode_of(ALONE), baseline.both, baseline)])[text] is met
+
+
+def test_short_phases_of_a_busy_service_differ_by_nature_and_long_ones_less() -> None:
+    short, long = (natural_spread(250, 0.5, seconds, draws=60) for seconds in (6, 60))
+    assert 0.07 < short < 0.15
+    assert long < short / 2
+    assert natural_spread(100, 0.05, 20, draws=60) < short
 
 
 def test_modes_are_those_that_were_promised() -> None:
