@@ -189,8 +189,8 @@ _HOW: Final = """## How to read it
   `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
   anything through.
 - Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.
-- `p99 alone of other arrivals as long`: the standard deviation of p99 alone from one such phase to the next, worked out
-  for Poisson arrivals and requests of one length. Where it is large, a target of 1.1 times the p99 of one phase is missed
+- `p99 alone of other arrivals as long`: the standard deviation of p99 alone from one such phase to the next, for
+  Poisson arrivals and requests of one length. Where it is large, a target of 1.1 times the p99 of one phase is missed
   in others without any offline work; and the law settles on other arrivals than it is measured with.
 - Ours and `tgs` ran without MPS.
 - The online side and the simulated GPU share one CPU, everything else has the other ones."""
