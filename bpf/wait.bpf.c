@@ -44,7 +44,6 @@ static __always_inline void forget_functions(struct process *process)
 		process->functions[i].launches = 0;
 }
 
-/* Where it was counted: the process may have launched elsewhere since, or have another rule. */
 /* Read anew for each slot: of a copy the verifier would follow every combination of bits. */
 static __always_inline __u32 slots_from(const __u16 *mask, __u32 slot)
 {
@@ -64,6 +63,7 @@ __noinline int count_waits(int change)
 	return 0;
 }
 
+/* Where it was counted: the process may have launched elsewhere since, or have another rule. */
 static __always_inline void leave_gate(struct thread *thread)
 {
 	if (!thread->in_gates)

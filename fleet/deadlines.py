@@ -51,7 +51,7 @@ class DeadlineSocket:
 
 
 def fetch(url: str, timeout_s: float, most_bytes: int) -> bytes:
-    """GET, with redirects and proxies as urllib has them; no more than so many bytes, all within the time.
+    """GET, with redirects and proxies as urllib has them; no more than so many bytes, all of them read within the time.
 
     Raises what urllib.request.urlopen raises.
     """

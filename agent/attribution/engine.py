@@ -148,7 +148,7 @@ class AttributionEngine:
 
     def retain_names(self, processes: Collection[ProcessId], proc: Procfs) -> None:
         """Forgets the function names of all others that have ended; an idle one's are not told again."""
-        self.names.retain({one for one in self.names.all() if one in processes or proc.is_alive(one)})
+        self.names.retain({*processes, *(one for one in self.names.all() if proc.is_alive(one))})
 
     def _process_ticks(
         self, inputs: TickInputs, counted: Mapping[Owner, CountedWork], interval_ns: int

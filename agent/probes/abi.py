@@ -510,6 +510,7 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "delivery": Delivery,
     "deliveries": Deliveries,
     "rule": Rule,
+    "payer": Payer,
     "queue": Queue,
     "pace": Pace,
     "resume": Resume,

@@ -80,36 +80,42 @@ class Evict:
             if now - eviction.seen_ns > FORGET_NS:
                 self._evictions.pop(process, None)
         grace_ns = subject.rule.limits.evict_grace_ns
-        left: list[tuple[ProcessId, _Eviction]] = []
+        left: list[ProcessId] = []
+        for process in sorted(subject.processes, key=self._seen_ns):  # the one that was seen last has its turn last
+            if left and self._clock() - now >= STEP_NS:  # MPS takes its time: by now something else may be wanted
+                break
+            if self._step(process, grace_ns, now):
+                left.append(process)
         for process in subject.processes:
-            if self._clock() - now >= STEP_NS:  # MPS takes its time: by now something else may be wanted
-                raise UnfinishedError("some of its processes have not been asked to end yet")
-            if (found := self._step(process, grace_ns, now)) is not None:
-                left.append((process, found))
-        for process, eviction in left:
-            if eviction.kept_because and now - eviction.at_ns >= grace_ns:
-                why = f"process {process.tgid} has not ended and is not killed, as {eviction.kept_because}"
+            found = self._evictions.get(process)
+            if found is not None and found.kept_because and now - found.at_ns >= grace_ns:
+                why = f"process {process.tgid} has not ended and is not killed, as {found.kept_because}"
                 raise EvictError(f"{why}: end it by hand")
         if left:
             raise UnfinishedError(f"{len(left)} of its processes have not ended yet")
 
-    def _step(self, process: ProcessId, grace_ns: int, now_ns: int) -> _Eviction | None:
-        """Does what is due now; None: the process has ended."""
+    def _seen_ns(self, process: ProcessId) -> int:
+        eviction = self._evictions.get(process)
+        return eviction.seen_ns if eviction else 0
+
+    def _step(self, process: ProcessId, grace_ns: int, now_ns: int) -> bool:
+        """Does what is due now; whether the process still runs."""
         try:
             with Pidfd(process, self._proc) as pidfd:
-                return self._proceed(pidfd, grace_ns, now_ns)
+                self._proceed(pidfd, grace_ns, now_ns)
         except GoneError:
             self._evictions.pop(process, None)
-            return None
+            return False
+        return True
 
-    def _proceed(self, pidfd: Pidfd, grace_ns: int, now_ns: int) -> _Eviction:
+    def _proceed(self, pidfd: Pidfd, grace_ns: int, now_ns: int) -> None:
         process = pidfd.process
         eviction = self._evictions.setdefault(process, _Eviction(now_ns, now_ns))
         eviction.seen_ns = now_ns
         if eviction.ask_at_ns is None:
             self._take_device(process, eviction, now_ns)
         if eviction.ask_at_ns is None or now_ns < eviction.ask_at_ns:
-            return eviction
+            return
         if not eviction.asked:
             _log.info("process %d is asked to end", process.tgid)
             eviction.asked = True
@@ -120,7 +126,6 @@ class Evict:
             _log.warning("process %d has not ended within %.0f s: killed", process.tgid, grace_ns / NS_PER_SECOND)
             self.killed += 1
             pidfd.send(signal.SIGKILL)
-        return eviction
 
     def _take_device(self, process: ProcessId, eviction: _Eviction, now_ns: int) -> None:
         """From an MPS client, which is not killed. Says when it can be asked to end, or why it cannot be yet."""

@@ -189,9 +189,10 @@ class RungExecutor:
         except (OSError, WardenError) as error:
             self._fail(rungs, subject, name, list(known.values()), str(error))
             return
-        except Exception as error:  # a fault of the rung's: what it has done is undone all the same
+        except Exception as error:  # noqa: BLE001  # a fault of the rung's: what it has done is undone all the same
+            _log.exception("%s: %s", subject.container.name, name)
             self._fail(rungs, subject, name, list(known.values()), repr(error))
-            raise
+            return
         rungs.failed.pop(name, None)
         if name not in rungs.in_force:
             _log.info("%s: %s", subject.container.name, name)

@@ -53,6 +53,14 @@ class Ledger:
                 self._append(line)
             self._compact_if_due()
 
+    def intend_new(self, entry: LedgerEntry) -> bool:
+        """As `intend`, but for an act that is outstanding already, which stays as it is: False."""
+        with self._locked("written"):
+            if entry.id in self._replay.outstanding:
+                return False
+            self._append(intend_line(entry))
+            return True
+
     def done(self, *entry_ids: str) -> None:
         """Closes the entries of undone acts, with one write. Raises LedgerError: they stay; undoing again is safe."""
         with self._locked("written"):

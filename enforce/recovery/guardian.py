@@ -46,7 +46,7 @@ PRUNE_NS = 5_000_000_000
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KEEP_RELEASING_SECONDS = 600.0  # a saved process comes back when its device has room; then the next start's turn
-NOTES_NS = 10_000_000
+NOTES_NS, NOTES_AGAIN_NS = 10_000_000, 5_000_000_000
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
 
 
@@ -78,22 +78,21 @@ class InheritedStops:
         self._path, self._clock, self._report = path, clock, report
         self._ledger: Ledger | None = None  # opened with the first
         self._entries: dict[ProcessId, LedgerEntry] = {}
-        self._written_ns = 0
+        self._next_ns = 0
 
     def stopped(self, process: ProcessId) -> None:
         """What cannot be written is reported."""
-        now = self._clock()
-        if process in self._entries or now - self._written_ns < NOTES_NS:
+        if process in self._entries or self._clock() < self._next_ns:
             return
-        self._written_ns = now
         entry = replace(LedgerEntry.of("pace", process, ContainerKey(""), wall_ns()), boot=this_boot())
         try:
             self._ledger = self._ledger or Ledger(self._path)
-            self._ledger.intend(entry)
-        except WardenError as error:
+            if self._ledger.intend_new(entry):  # or the agent's own entry is there by now
+                self._entries[process] = entry
+            self._next_ns = self._clock() + NOTES_NS
+        except WardenError as error:  # another process may hold the ledger: resuming must not wait for that
             self._report(f"no entry in the ledger names process {process.tgid}, which is stopped", error)
-            return
-        self._entries[process] = entry
+            self._next_ns = self._clock() + NOTES_AGAIN_NS
 
     def resumed(self, process: ProcessId) -> None:
         """What cannot be written is reported: the entry stays, and undoing it again does no harm."""
@@ -210,6 +209,7 @@ class Guardian:
                 self._schedule.forget(process)
                 self._allocations.forget(process)
                 self._forget_stop(process)
+                self._inherited.resumed(process)
 
     def _renew_lease(self) -> None:
         """Not while the backstop resumes what is held, nor before that is forgotten here."""

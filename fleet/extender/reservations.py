@@ -3,7 +3,8 @@
 """Who has which GPU: what the service decided, beside what the API server says of the pods.
 
 Invariant: a GPU that a pod has, or may have, is given to no other pod. A pod has a GPU from the moment at which it is
-reserved here until it is deleted or has finished; one that is not bound in RELEASE_S seconds loses it again.
+reserved here until it is deleted or has finished; one that is not bound in RELEASE_S seconds
+after the last attempt loses it again.
 
 The annotation is written before the pod is bound, so whatever a killed service left under way is seen by the next one:
 a pod that was bound, or still is to be, has its annotation by then. An annotation without a binding counts as a

@@ -147,8 +147,10 @@ class _Figures:
     size: Mapping[Device, float]
     used: Mapping[Device, float]
     """Now, by all"""
+    used_by: Mapping[tuple[Device, Key], float]
+    """Now, by one container …"""
     most_used: Mapping[tuple[Device, Key], float]
-    """By one container, over the window"""
+    """… and at its most, in the window"""
     load: Mapping[Device, float]
     gaps_per_s: Mapping[Device, float]
     promises: tuple[tuple[Mapping[Key, float], Mapping[Key, float]], ...]
@@ -171,6 +173,7 @@ class _Figures:
             latency = f"max_over_time(gpuwarden_container_slo{of}_latency_seconds[{window}])"
             return containers(f"gpuwarden_container_slo{of}_target_seconds"), containers(latency)
 
+        used_by = query("gpuwarden_container_memory_bytes")
         most_used = query(f"max_over_time(gpuwarden_container_memory_bytes[{window}])")
         roles = query("gpuwarden_container_role_info")
         info = {one.key(DEVICE): one.labels for one in query("gpuwarden_device_info")}
@@ -184,9 +187,10 @@ class _Figures:
             healthy=devices('gpuwarden_device_health{state="healthy"}'),
             enforcing=nodes("gpuwarden_enforcing"),
             roles={one.key(CONTAINER): (one.labels.get("role", ""), one.labels.get("rule", "")) for one in roles},
-            users=_grouped((*query("gpuwarden_container_memory_bytes"), *query("gpuwarden_device_held_info"))),
+            users=_grouped((*used_by, *query("gpuwarden_device_held_info"))),
             size=devices("gpuwarden_device_memory_size_bytes"),
             used=devices("gpuwarden_device_memory_used_bytes"),
+            used_by={(one.key(DEVICE), one.key(CONTAINER)): one.value for one in used_by},
             most_used={(one.key(DEVICE), one.key(CONTAINER)): one.value for one in most_used},
             load=devices(f"rate(gpuwarden_device_online_busy_seconds_total[{window}])"),
             gaps_per_s=devices(f"rate(gpuwarden_device_online_gaps_total[{window}])"),
@@ -243,15 +247,16 @@ class _Figures:
         return self.roles.get(container, ("", ""))[0]
 
     def _free(self, device: Device, online: Iterable[Key]) -> float | None:
-        """Beside what is used now, and what the online services had at their most; None: unknown or impossible.
+        """With what is used now, and the online services at their most; None: unknown or impossible.
 
         A job that has gone is in neither.
         """
         size, used = self.size.get(device), self.used.get(device)
+        now = [self.used_by.get((device, key), 0.0) for key in online]
         most = [self.most_used.get((device, key), 0.0) for key in online]
-        if size is None or used is None or not _are_possible(size, used, *most):
+        if size is None or used is None or not _are_possible(size, used, *now, *most):
             return None
-        return size - max(used, sum(most))
+        return size - used - sum(max(0.0, a - b) for a, b in zip(most, now, strict=True))
 
     def _slack_s(self, online: Collection[Key]) -> float | None:
         """The least; infinite where no online service is. Before its first request all of the target is left.

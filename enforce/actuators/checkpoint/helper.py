@@ -171,6 +171,7 @@ def release_process(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
     settle_ms = _SETTLE_MS if process in _late else settle_ms
     answer = ask("release", process, entry.place, f"--settle-ms={settle_ms}", *needs_option(entry))
     if answer.kind in _OVER:
+        _late.discard(process)
         return _OVER[answer.kind]
     if answer.kind is not AnswerKind.DONE:
         raise CheckpointError(answer.error or str(answer.kind))

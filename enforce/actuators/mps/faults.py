@@ -166,7 +166,10 @@ class FaultMonitor:
         """False where a client has connected that was not judged."""
         try:
             if any(now.name == server.name and now.faulted for now in control.servers()):
-                if newer := set(control.clients()) - set(judged):
+                newer = set(control.clients()) - set(judged)
+                if control.protocol == 3:  # only this server's end with it
+                    newer = {client for client in newer if client.server == server.name}
+                if newer:
                     _log.warning(
                         "MPS server %s is not ended: process %d has connected",
                         server.name,

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.core.clock import wall_ns
+from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.core.errors import WardenError
 from agent.core.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
 from agent.node.procfs import Procfs
@@ -44,6 +43,7 @@ from enforce.model import Subject
 from enforce.workloads import Workload, processes_of
 
 _log = logging.getLogger(__name__)
+CLAIMED_NS = 30 * NS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Mps:
         self._memory_bytes: dict[DeviceUuid, int] = {}
         self._plans: dict[ContainerKey, HeldLimits] = {}
         self._held: dict[ProcessId, HeldLimits] = {}  # by daemon
-        self._claimed: dict[ProcessId, ContainerKey] = {}  # daemons that are being limited now, and for whom
+        self._claimed: dict[ProcessId, tuple[ContainerKey, int]] = {}  # daemons that are being limited: for whom, until
         self._claiming = threading.Lock()
         self._foreign: set[ProcessId] = set()  # daemons whose limits another writer sets too
         self._caught: set[ProcessId] = set()
@@ -102,9 +102,8 @@ class Mps:
         endpoint = endpoint_of(subject, state)
         daemon = endpoint.daemon.process if endpoint else None
         held = self._held.get(daemon) if daemon else None
-        holder = held.container if held else self._claimed.get(daemon) if daemon else None
-        if holder is not None and holder != subject.container.key:
-            return self._is_limited_for(holder)
+        if held and held.container != subject.container.key:
+            return self._is_limited_for(held.container)
         if daemon in self._foreign:
             return "another writer has changed the limits of the MPS daemon: they are left alone until it is restarted"
         if why := obstacle_to_limits(subject, state, self._workloads):
@@ -118,15 +117,26 @@ class Mps:
         endpoint = endpoint_of(subject, state) if state else None
         if state is None or endpoint is None or endpoint.control is None:
             raise MpsError("the MPS control daemon has gone since it was looked at")
-        if why := self._obstacle(subject, state):
-            raise MpsError(why)
+        daemon, key = endpoint.daemon.process, subject.container.key
+        self._claim(daemon, key)
+        entries: list[LedgerEntry] = []
+        try:
+            if why := self._obstacle(subject, state):
+                raise MpsError(why)
+            entries = self._plan(subject, endpoint, endpoint.control)
+        finally:
+            if not entries:
+                self._unclaim(daemon, key)
+        return entries
+
+    def _plan(self, subject: Subject, endpoint: MpsEndpoint, control: MpsControl) -> list[LedgerEntry]:
         key, held = subject.container.key, self._held.get(endpoint.daemon.process)
         if held and any(change.is_ours(held.control.get(change.setting)) for change in held.changes):
             self._plans[key] = replace(held, changes=())
             return []
-        changes = self._changes(subject, endpoint, endpoint.control)
+        changes = self._changes(subject, endpoint, control)
         known = frozenset(process for process, _ in endpoint.connected)
-        self._plans[key] = HeldLimits(key, endpoint.control, changes, known)
+        self._plans[key] = HeldLimits(key, control, changes, known)
         return [_entry(key, endpoint, changes)] if changes else []
 
     def _changes(self, subject: Subject, endpoint: MpsEndpoint, control: MpsControl) -> tuple[LimitChange, ...]:
@@ -143,31 +153,36 @@ class Mps:
         held = self._plans.pop(subject.container.key)
         if not held.changes:
             return
-        with self._claim(held):
+        daemon = held.control.daemon.process
+        try:
             for number, change in enumerate(held.changes, 1):
                 try:
                     held.control.put(change.setting, change.ours)
                 except MpsError:
                     _take_back(held.control, held.changes[:number])
                     raise
-            self._held[held.control.daemon.process] = held
+            self._held[daemon] = held
+        finally:
+            self._unclaim(daemon, held.container)
         what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes)
         _log.info("%s: MPS: %s, for clients that connect later; others keep theirs", subject.container.name, what)
 
-    @contextmanager
-    def _claim(self, held: HeldLimits) -> Iterator[None]:
-        """One container at a time: another's would be taken for what was set before, and put back as that."""
-        daemon = held.control.daemon.process
+    def _claim(self, daemon: ProcessId, key: ContainerKey) -> None:
+        """One container at a time: another's would be taken for what was set before, and put back as that. MpsError.
+
+        Until its limits are set or failed, or for CLAIMED_NS, should it never come to that.
+        """
+        now = monotonic_ns()
         with self._claiming:
-            now = self._held.get(daemon)
-            holder = now.container if now else self._claimed.get(daemon)
-            if holder not in (None, held.container):
+            holder, until_ns = self._claimed.get(daemon, (key, 0))
+            if holder != key and now < until_ns:
                 raise MpsError(self._is_limited_for(holder))
-            self._claimed[daemon] = held.container
-        try:
-            yield
-        finally:
-            del self._claimed[daemon]
+            self._claimed[daemon] = key, now + CLAIMED_NS
+
+    def _unclaim(self, daemon: ProcessId, key: ContainerKey) -> None:
+        with self._claiming:
+            if self._claimed.get(daemon, ("", 0))[0] == key:
+                del self._claimed[daemon]
 
     def watch(self, state: MpsState) -> None:
         """Checks in the surveying thread whether what was set is still in force and still ours."""

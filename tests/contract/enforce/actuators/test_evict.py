@@ -182,10 +182,40 @@ def test_while_mps_takes_long_no_process_is_acted_on_that_may_not_be_wanted_any_
         return False
 
     monkeypatch.setattr(mps, "terminate", slowly)
+    both = subject(*(process_of(program.pid) for program in (first, second)))
     with pytest.raises(UnfinishedError):
-        evict.apply(subject(*(process_of(program.pid) for program in (first, second))))
+        evict.apply(both)
     assert [process.tgid for process in asked] == [first.pid]
     assert second.poll() is None
+    with pytest.raises(UnfinishedError):
+        evict.apply(both)  # still wanted
+    assert [process.tgid for process in asked] == [first.pid, second.pid]
+
+
+def test_a_daemon_that_hangs_keeps_no_other_process_from_its_end_and_is_reported(
+    evict: Evict,
+    mps: Mps,
+    clock: SetClock,
+    start: Callable[[str], subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, other = (start(CIVIL) for _ in range(2))
+
+    def hangs(process: ProcessId) -> bool:
+        if process.tgid == client.pid:
+            clock.now_ns += 5 * STEP_NS
+            raise WardenError("the daemon does not answer")
+        return False
+
+    monkeypatch.setattr(mps, "terminate", hangs)
+    both = subject(*(process_of(program.pid) for program in (client, other)))
+    for _ in range(2):
+        with pytest.raises(UnfinishedError):
+            evict.apply(both)
+    assert other.wait(timeout=30) == -signal.SIGTERM
+    clock.now_ns += GRACE_NS
+    with pytest.raises(EvictError, match="end it by hand"):
+        evict.apply(both)
 
 
 def test_a_pid_that_is_another_processes_now_is_left_alone(

@@ -38,7 +38,7 @@ from agent.probes.abi import (
 )
 from enforce.actuators.launch.resume import ResumeSchedule
 from enforce.ledger.entries import LedgerEntry
-from enforce.ledger.ledger import Ledger, read
+from enforce.ledger.ledger import Ledger, LedgerError, read
 from enforce.memory.allocation_queue import AllocationQueue
 from enforce.recovery import guardian
 from enforce.recovery.backstop import Beats
@@ -264,6 +264,29 @@ def test_the_agents_own_entry_stays_when_the_process_runs_again(it: Guardian, tm
     Ledger(tmp_path / "ledger").intend(ours)
     it._inherited.resumed(process)
     assert [entry.container for entry in read(tmp_path / "ledger")] == ["docker:abc"]
+
+
+def test_the_agents_own_entry_is_not_replaced(it: Guardian, tmp_path: Path) -> None:
+    process = ProcessId(7, 1)
+    Ledger(tmp_path / "ledger").intend(LedgerEntry.of("pace", process, ContainerKey("docker:abc"), 5))
+    it._inherited.stopped(process)
+    it._inherited.resumed(process)
+    assert [entry.container for entry in read(tmp_path / "ledger")] == ["docker:abc"]
+
+
+def test_a_ledger_that_another_process_holds_delays_one_resume_and_not_each(
+    it: Guardian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def refuse(_ledger: Ledger, _entry: LedgerEntry) -> bool:
+        tries.append(1)
+        raise LedgerError("another gpuwarden holds its lock")
+
+    monkeypatch.setattr(Ledger, "intend_new", refuse)
+    for tgid in range(7, 57):
+        it._inherited.stopped(ProcessId(tgid, 1))
+    assert len(tries) == 1
 
 
 def test_chains_of_short_lives_do_not_keep_the_guardian_writing(it: Guardian, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_memory_of_a_job_that_has_gone_is_free_and_what_the_service_had_at_its_m
     assert slot.free_bytes == 50 * GIB
     rows["gpuwarden_device_memory_used_bytes"] = [sample(70 * GIB, DEVICE)]  # whatever it is
     (slot,) = found(rows).slots
-    assert slot.free_bytes == 10 * GIB
+    assert slot.free_bytes == 0  # the service may grow by 10 GiB again
 
 
 def test_a_service_without_a_request_in_the_window_leaves_all_the_time() -> None:

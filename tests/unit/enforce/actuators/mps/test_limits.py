@@ -247,19 +247,33 @@ def test_limits_are_set_once_and_the_entry_names_everything_that_is_to_be_put_ba
     assert stage.control.values == FREE
 
 
-def test_of_two_containers_that_limit_one_daemon_at_once_the_second_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_containers_that_limit_one_daemon_at_once_the_second_begins_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
     stage.look(seconds=20)
     monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
     (entry,) = stage.rung.intents(subject())
-    stage.rung.intents(other)  # nothing is set yet
-    stage.rung.apply(subject())
-    with pytest.raises(MpsError, match="is limited for batch already"):
-        stage.rung.apply(other)
-    with pytest.raises(MpsError, match="is limited for batch already"):
-        stage.rung.intents(other)
+    for _ in range(2):  # nothing is set yet; then it is
+        with pytest.raises(MpsError, match="is limited for batch already"):
+            stage.rung.intents(other)
+        if stage.control.values == FREE:
+            stage.rung.apply(subject())
     stage.put_back(entry)
     assert stage.control.values == FREE
+
+
+def test_limits_that_never_came_into_force_keep_no_other_container_from_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
+    stage.look(seconds=20)
+    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    now = [1]
+    monkeypatch.setattr(rung_module, "monotonic_ns", lambda: now[0])
+    stage.rung.intents(subject())  # and then the ledger took no entry, say
+    now[0] += rung_module.CLAIMED_NS
+    assert stage.rung.intents(other)
 
 
 def test_while_one_container_is_limiting_a_daemon_another_one_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
