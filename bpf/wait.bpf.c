@@ -127,8 +127,11 @@ static __always_inline __u32 take_all(struct process *process)
 
 static __always_inline int take_gated(struct process *process, __u32 slot)
 {
-	__s32 *count = &process->gated[slot & (SLOTS - 1)], seen = *count, found;
+	__s32 *count, seen, found;
 
+	barrier_var(slot); /* else the mask is optimised away, and 6.1 does not remember why it could be */
+	count = &process->gated[slot & (SLOTS - 1)];
+	seen = *count;
 	for (int i = 0; i < CLAIM_TRIES; i++) {
 		if (seen <= 0)
 			return 0;
@@ -168,6 +171,7 @@ static __always_inline int open_own_gate(struct process *process, struct thread 
 		return 0;
 	thread->gates |= 1 << slot;
 	open_gate_request(slot, now);
+	barrier_var(slot); /* as in take_gated */
 	__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], 1);
 	return 1;
 }

@@ -79,15 +79,16 @@ def test_a_process_that_is_disowned_is_charged_to_nothing_that_forked_it(
     rule = Rule(role=ROLE_OFFLINE, flags=RULE_PACE, launch_ns=LAUNCH_NS, max_queued_ns=NS_PER_SECOND)
     rules.put(parent, rule)
     try:
-        with driver.start(LAUNCH, "idle:2000", LAUNCH) as driven:
-            payers.put(
-                ProcessKey.of(driven.process), Payer(parent, monotonic_ns(), rule)
-            )  # as the kernel does at a fork
+        with driver.start("exec", "threads=0", LAUNCH, "idle:2000", LAUNCH) as before:
+            key = ProcessKey.of(before.process)
+            payers.put(key, Payer(parent, monotonic_ns(), rule))  # as the kernel does at a fork
+            before.begin()
+            driven = before.again()
             driven.begin()
             until(lambda: bool(launched(own_probes, driven.process)), "the first launch", step_seconds=0.001)
             pace.disown(driven.process)
             driven.finish()
-        assert sum(launches for launches, _, _ in launched(own_probes, driven.process).values()) == 2
+            assert sum(launches for launches, _, _ in launched(own_probes, driven.process).values()) == 2
         charged = own_probes.map("paces").get(parent)
         assert charged is not None
         assert charged.charged_ns == LAUNCH_NS
