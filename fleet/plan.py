@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fleet.extender.reservations import holder
 from fleet.match.plan import Plan, solve
-from fleet.model import FleetError, Job, Predictor, printable
+from fleet.model import FleetError, Job, Predictor, Slot, printable
 from fleet.sources import pods
 from fleet.sources.pods import Waiting, quantity, seconds
 from fleet.sources.prometheus import Found, Settings, find_slots, prometheus
@@ -82,14 +83,21 @@ def act(options: argparse.Namespace) -> int:
     """Exit code: 0, also where no job could be placed."""
     predictor, dropped = given_predictor(options)
     settings = given_settings(options)
-    listed = pods.parse(_read(options.pods))
+    documents = pods.documents(_read(options.pods))
+    listed = pods.waiting(documents)
     found = find_slots(prometheus(options.prometheus), settings)
-    result = Result(solve(found.slots, listed.jobs, predictor), found, listed, dropped)
+    result = Result(solve(free_slots(found.slots, documents), listed.jobs, predictor), found, listed, dropped)
     if options.json:
         print(json.dumps(document(result), indent=1, allow_nan=False))
     else:
         _show(result, Console(width=None if sys.stdout.isatty() else 180))
     return 0
+
+
+def free_slots(slots: Iterable[Slot], documents: Iterable[Any]) -> tuple[Slot, ...]:
+    """Those that no pod has: one that was bound a moment ago does not work yet, so no agent sees it."""
+    held = {one.gpu for one in map(holder, documents) if one is not None and not one.finished}
+    return tuple(slot for slot in slots if slot.gpu not in held)
 
 
 def _read(name: str) -> str:

@@ -35,15 +35,20 @@ class Waiting:
     """Reason → pods that ask for our scheduler and cannot be placed"""
 
 
-def parse(text: str) -> Waiting:
-    """The answer to `kubectl get pods --all-namespaces --output json`."""
+def documents(text: str) -> list[Any]:
+    """Of the pods in the answer to `kubectl get pods --all-namespaces --output json`."""
     try:
         items = json.loads(text)["items"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FleetError("no list of pods: give the output of `kubectl get pods -A -o json`") from error
     if not isinstance(items, list):
         raise FleetError("no list of pods: its items are no list; give the output of `kubectl get pods -A -o json`")
-    return waiting(items)
+    return items
+
+
+def parse(text: str) -> Waiting:
+    """Of the same answer."""
+    return waiting(documents(text))
 
 
 def waiting(pods: Iterable[Any]) -> Waiting:
