@@ -346,4 +346,5 @@ class Pipeline:
             self.totals.end((container for key, container in before.items() if key not in remaining), now_ns)
         self._exited.forget(dead, probed)
         if self._exited.sweeps:
-            self._engine.retain_names(self._exited.known, self.members.proc)
+            known, proc = self._exited.known, self.members.proc
+            self._engine.names.retain(lambda one: one in known or proc.is_alive(one))  # idle programs name none again

@@ -24,7 +24,6 @@ from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
 from agent.core.clock import NS_PER_SECOND
 from agent.core.device_ordinals import Ordinals
 from agent.core.model import DeviceReading, DeviceUuid, FunctionUsage, ProcessId
-from agent.node.procfs import Procfs
 from agent.probes.events import FunctionNames
 
 MOST = 20
@@ -145,10 +144,6 @@ class AttributionEngine:
         self.unprobed.forget(processes)
         for sm_time in self._sm_time.values():
             sm_time.forget(processes)
-
-    def retain_names(self, processes: Collection[ProcessId], proc: Procfs) -> None:
-        """Forgets the function names of all others that have ended; an idle one's are not told again."""
-        self.names.retain({*processes, *(one for one in self.names.all() if proc.is_alive(one))})
 
     def _process_ticks(
         self, inputs: TickInputs, counted: Mapping[Owner, CountedWork], interval_ns: int

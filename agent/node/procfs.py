@@ -69,13 +69,18 @@ class Procfs:
 
     def thread_states(self, tgid: int) -> frozenset[str]:
         """Of all threads: the first may have ended (Z) or wait for a disk (D) while the process is stopped."""
-        threads = Procfs(f"{self.root}/{tgid}/task")
-        found = set()
-        with suppress(FileNotFoundError):
-            for tid in threads.tgids():
-                with suppress(GoneError):
-                    found.add(threads.stat(tid).state)
+        threads, found = Procfs(f"{self.root}/{tgid}/task"), set()
+        for tid in self.tids(tgid):
+            with suppress(GoneError):
+                found.add(threads.stat(tid).state)
         return frozenset(found)
+
+    def tids(self, tgid: int) -> list[int]:
+        """Its threads that there are; none of a process that is gone."""
+        try:
+            return list(Procfs(f"{self.root}/{tgid}/task").tgids())
+        except FileNotFoundError:
+            return []
 
     def command(self, tgid: int) -> str:
         """The command line, printable and bounded; "[name]" where there is none (kernel threads, zombies)."""

@@ -99,9 +99,9 @@ class FunctionNames:
             if len(self._texts) > 2 * self._count + _SLACK:
                 self._texts = {text: text for names in self._names.values() for text in names.values()}
 
-    def retain(self, processes: Collection[ProcessId]) -> None:
+    def retain(self, wanted: Callable[[ProcessId], bool]) -> None:
         """Drops the names of all other processes: one may have come in after its process was forgotten."""
-        self.forget([process for process in list(self._names) if process not in processes])
+        self.forget([process for process in list(self._names) if not wanted(process)])
 
 
 _ROUND_SECONDS = 0.5

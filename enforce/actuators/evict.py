@@ -28,7 +28,7 @@ from enforce.model import Subject
 
 _log = logging.getLogger(__name__)
 SETTLES_NS: Final = NS_PER_SECOND // 5  # terminate_client takes effect after some 35 ms
-STEP_NS: Final = NS_PER_SECOND  # no process is acted on that long after it was last looked at what is wanted
+STEP_NS: Final = NS_PER_SECOND  # after so long in one call, whether it is still wanted is checked first
 FORGET_NS: Final = 60 * NS_PER_SECOND  # not applied for so long: the next time is another eviction
 
 

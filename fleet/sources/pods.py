@@ -46,11 +46,6 @@ def documents(text: str) -> list[Any]:
     return items
 
 
-def parse(text: str) -> Waiting:
-    """Of the same answer."""
-    return waiting(documents(text))
-
-
 def waiting(pods: Iterable[Any]) -> Waiting:
     """Of the pods' documents."""
     jobs, refused = [], Counter[str]()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -133,9 +133,13 @@ class Checkpoints:
         else:
             acted(process, foreign=answer.kind is AnswerKind.FOREIGN and process not in self._mine)
         if answer.kind is AnswerKind.UNSUPPORTED:
-            for one in [one for one in tuple(self._refused) if not self.procfs.is_alive(one)]:
-                self._refused.pop(one, None)  # in place: the containers' threads share it
+            for one in self._ended(self._refused):
+                self._refused.pop(one, None)
             self._refused[process] = "it is an MPS client or shares memory with other processes: the driver refuses"
+
+    def _ended(self, known: Iterable[ProcessId]) -> list[ProcessId]:
+        """To be taken out in place: the containers' threads share what is known."""
+        return [one for one in tuple(known) if not self.procfs.is_alive(one)]
 
     def _refusal_of(self, process: ProcessId) -> str | None:
         why = self._refused.get(process)
@@ -153,8 +157,7 @@ class Checkpoints:
         return any(entry.act == "freeze" and entry.container == container for entry in entries)
 
     def _about_to_act(self, process: ProcessId, found: CheckpointState | None) -> None:
-        for one in [one for one in tuple(self._mine) if not self.procfs.is_alive(one)]:
-            self._mine.discard(one)  # in place: the containers' threads share it
+        self._mine.difference_update(self._ended(self._mine))
         if found is CheckpointState.RUNNING:
             self._mine.discard(process)
         else:

@@ -80,18 +80,11 @@ def _may_be_frozen(states: Collection[str]) -> bool:
 def _stop_is_pending(tgid: int, procfs: Procfs) -> bool:
     """Whether a SIGSTOP is not delivered yet: the process was about to run, or waits for a disk."""
     threads = f"{procfs.root}/{tgid}/task"
-    for tid in _threads(Procfs(threads)):
+    for tid in procfs.tids(tgid):
         with suppress(*_UNREADABLE), open(f"{threads}/{tid}/status", encoding="utf-8", errors="replace") as file:
             if any(int(mask, 16) & _SIGSTOP_BIT for mask in _PENDING.findall(file.read(1 << 16))):
                 return True
     return False
-
-
-def _threads(threads: Procfs) -> list[int]:
-    try:
-        return list(threads.tgids())
-    except FileNotFoundError:
-        return []
 
 
 _PPM = 1_000_000

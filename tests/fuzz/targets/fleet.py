@@ -99,7 +99,7 @@ def _take(found: Any) -> None:
 def pod_list(data: bytes) -> None:
     """The output of kubectl."""
     with suppress(FleetError):
-        pods.parse(data.decode("utf-8", "replace"))
+        pods.waiting(pods.documents(data.decode("utf-8", "replace")))
 
 
 def extender(data: bytes) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.model import FleetError, Job
-from fleet.sources.pods import parse, quantity, seconds, waiting
+from fleet.sources.pods import documents, quantity, seconds, waiting
 
 _ASKS = {"gpuwarden.io/memory": "20Gi"}
 
@@ -88,7 +88,7 @@ def test_a_pod_that_cannot_be_placed_is_counted_with_the_reason(annotations: dic
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"items": 1}', "\x00"])
 def test_what_is_no_list_of_pods_is_refused_with_what_to_give(text: str) -> None:
     with pytest.raises(FleetError, match="kubectl get pods -A -o json"):
-        parse(text)
+        waiting(documents(text))
 
 
 _ANYTHING = st.recursive(
@@ -107,7 +107,7 @@ _ANNOTATIONS = st.dictionaries(
     )
 )
 def test_whatever_a_pod_says_of_itself_it_is_a_job_or_refused(metadata: dict[str, Any]) -> None:
-    found = parse(json.dumps({"items": [{**pod("x"), "metadata": metadata}, pod("good")]}))
+    found = waiting(documents(json.dumps({"items": [{**pod("x"), "metadata": metadata}, pod("good")]})))
     assert len(found.jobs) + found.refused.total() == 2
     assert all(0 < job.memory_bytes < 1 << 112 and 0 < job.value <= 1000 for job in found.jobs)
 
@@ -115,7 +115,7 @@ def test_whatever_a_pod_says_of_itself_it_is_a_job_or_refused(metadata: dict[str
 @given(_ANYTHING, st.sampled_from(["metadata", "spec", "status"]))
 def test_no_document_raises(document: Any, part: str) -> None:
     """Whatever the API server lists."""
-    parse(json.dumps({"items": [document, {**pod("x"), part: document}]}))
+    waiting(documents(json.dumps({"items": [document, {**pod("x"), part: document}]})))
 
 
 @pytest.mark.parametrize(

@@ -247,12 +247,18 @@ def test_limits_are_set_once_and_the_entry_names_everything_that_is_to_be_put_ba
     assert stage.control.values == FREE
 
 
+def contested(monkeypatch: pytest.MonkeyPatch) -> tuple[Stage, Subject]:
+    """A daemon that could be limited for two containers, and the second one."""
+    stage = Stage()
+    stage.look(seconds=20)
+    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    return stage, replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
+
+
 def test_of_two_containers_that_limit_one_daemon_at_once_the_second_begins_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
-    stage.look(seconds=20)
-    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    stage, other = contested(monkeypatch)
     (entry,) = stage.rung.intents(subject())
     for _ in range(2):  # nothing is set yet; then it is
         with pytest.raises(MpsError, match="is limited for batch already"):
@@ -266,9 +272,7 @@ def test_of_two_containers_that_limit_one_daemon_at_once_the_second_begins_nothi
 def test_limits_that_never_came_into_force_keep_no_other_container_from_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
-    stage.look(seconds=20)
-    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    stage, other = contested(monkeypatch)
     now = [1]
     monkeypatch.setattr(rung_module, "monotonic_ns", lambda: now[0])
     stage.rung.intents(subject())  # and then the ledger took no entry, say
@@ -277,9 +281,7 @@ def test_limits_that_never_came_into_force_keep_no_other_container_from_its_own(
 
 
 def test_while_one_container_is_limiting_a_daemon_another_one_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, other = Stage(), replace(subject(), container=Container(ContainerKey("other"), "other", "docker"))
-    stage.look(seconds=20)
-    monkeypatch.setattr(rung_module, "obstacle_to_limits", lambda *_: None)
+    stage, other = contested(monkeypatch)
     refused: list[str] = []
 
     def put(setting: MpsSetting, value: str) -> None:
